@@ -1,0 +1,81 @@
+"""sha256 of files, plain and remembered.
+
+Hashing the weights at every start would cost more than loading them, so a hash is remembered
+under everything that changes when a file's content does: path, size, inode and both times. Knows
+no bundle.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import tempfile
+from contextlib import suppress
+from pathlib import Path
+
+_BLOCK_BYTES = 1 << 20
+
+
+def sha256_of_file(path: Path) -> str:
+    """The sha256 of a file, as lower-case hex.
+
+    Raises:
+        OSError: the file cannot be read.
+    """
+    digest = hashlib.sha256()
+    with path.open("rb", buffering=0) as stream:
+        while block := stream.read(_BLOCK_BYTES):
+            digest.update(block)
+    return digest.hexdigest()
+
+
+class RememberedHashes:
+    """sha256 of files, kept in one small JSON file between runs.
+
+    A change that leaves size, inode, mtime and ctime as they were is not seen; ctime cannot be set
+    by a program, so this takes a tampered clock. An unreadable or unwritable memory costs only
+    time.
+
+    Args:
+        memory: the JSON file.
+    """
+
+    def __init__(self, memory: Path) -> None:
+        self._memory = memory
+        try:
+            loaded = json.loads(memory.read_text(encoding="utf-8"))
+        except (OSError, ValueError):
+            loaded = {}
+        self._known: dict[str, str] = loaded if isinstance(loaded, dict) else {}
+
+    def __call__(self, path: Path) -> str:
+        """The sha256 of ``path``, from memory where the file is unchanged.
+
+        Raises:
+            OSError: the file cannot be read.
+        """
+        key = self._key(path)
+        if key not in self._known:
+            digest = sha256_of_file(path)
+            if self._key(path) != key:
+                return digest  # it changed while being read: not worth remembering
+            stem = key.split("|", 1)[0] + "|"
+            self._known = {k: v for k, v in self._known.items() if not k.startswith(stem)}
+            self._known[key] = digest
+            self._save()
+        return self._known[key]
+
+    @staticmethod
+    def _key(path: Path) -> str:
+        resolved = path.resolve()
+        s = resolved.stat()
+        return f"{resolved}|{s.st_size}|{s.st_ino}|{s.st_mtime_ns}|{s.st_ctime_ns}"
+
+    def _save(self) -> None:
+        with suppress(OSError):
+            self._memory.parent.mkdir(parents=True, exist_ok=True)
+            handle, name = tempfile.mkstemp(dir=self._memory.parent, prefix=".hashes-")
+            with os.fdopen(handle, "w", encoding="utf-8") as stream:
+                json.dump(self._known, stream)
+            Path(name).replace(self._memory)

@@ -1,0 +1,1 @@
+"""onnxruntime: importing it, its sessions, its threads."""

@@ -1,0 +1,1 @@
+"""Where models live on this machine, and how they get there."""

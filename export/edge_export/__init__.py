@@ -1,0 +1,1 @@
+"""Turn a checkpoint into a bundle."""

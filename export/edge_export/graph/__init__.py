@@ -1,0 +1,1 @@
+"""Building the decoder graph."""

@@ -1,0 +1,1 @@
+"""Storing weights in fewer bits."""
