@@ -1,0 +1,21 @@
+#!/bin/sh
+# From a clean clone to a streamed answer of a real model.
+#
+#   sh tools/quickstart.sh ["prompt"]
+#
+# Makes .venv, installs the runtime and the exporter there, brings SmolLM2-135M-Instruct (96 MB,
+# Apache-2.0) and asks it. A second run finds all that done and only asks.
+set -eu
+
+root=$(CDPATH='' cd -- "$(dirname -- "$0")/.." && pwd -P)
+. "$root/tools/setup_venv.sh"
+
+model=smollm2-135m
+if [ $# -gt 0 ]; then prompt="$*"; else prompt="What is the capital of France?"; fi
+
+install_extras cpu,export
+# pull says nothing new where the model is already in the store, so a second run goes without it.
+if ! "$venv_python" -m edge_runtime list 2>/dev/null </dev/null | grep -q "$model"; then
+    "$venv_python" -m edge_runtime pull "$model" </dev/null
+fi
+exec "$venv_python" -m edge_runtime run "$model" -- "$prompt" </dev/null
