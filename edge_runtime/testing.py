@@ -1,0 +1,83 @@
+"""Doubles that ship with the interfaces, so that tests of any room need no model and no file.
+
+Knows no array library and no session: a double only answers what it was told to.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+
+from edge_runtime.errors import TokenizerError
+
+
+class ByteTokenizer:
+    """A :class:`edge_runtime.text.tokenizer.Tokenizer` whose tokens are bytes.
+
+    Ids 0 to 255 are the bytes; the special tokens follow in order.
+
+    Args:
+        special: names of the special tokens. The first is the beginning-of-text token.
+    """
+
+    def __init__(self, special: Sequence[str] = ("<|bos|>", "<|end|>")) -> None:
+        self._special = tuple(special)
+        self._pattern = re.compile("|".join(map(re.escape, self._special)) or r"(?!)")
+
+    @property
+    def vocabulary_size(self) -> int:
+        """256 bytes and the special tokens."""
+        return 256 + len(self._special)
+
+    def encode(self, text: str, *, add_bos: bool = False) -> list[int]:
+        """The bytes, with special tokens parsed; as :class:`Tokenizer` says."""
+        ids: list[int] = []
+        end = 0
+        for found in self._pattern.finditer(text):
+            ids += self.encode_plain(text[end : found.start()])
+            ids.append(256 + self._special.index(found[0]))
+            end = found.end()
+        ids += self.encode_plain(text[end:])
+        return [256, *ids] if add_bos and ids[:1] != [256] else ids
+
+    def encode_plain(self, text: str) -> list[int]:
+        """The bytes."""
+        try:
+            return list(text.encode("utf-8"))
+        except UnicodeEncodeError as exc:
+            raise TokenizerError(f"the text is not valid Unicode: {exc.reason}") from exc
+
+    def decode(self, ids: Sequence[int], *, skip_special: bool = True) -> str:
+        """The text; invalid UTF-8 is left out."""
+        pieces = (
+            self.id_to_token(i).encode("utf-8")
+            if self.is_special(i) and not skip_special
+            else self.token_bytes(i)
+            for i in ids
+        )
+        return b"".join(pieces).decode("utf-8", errors="ignore")
+
+    def token_bytes(self, token_id: int) -> bytes:
+        """The one byte, or none for a special token."""
+        if token_id < 0:
+            raise TokenizerError(f"{token_id} is not a token id")
+        return bytes([token_id]) if token_id < 256 else b""
+
+    def is_special(self, token_id: int) -> bool:
+        """Whether the id is past the bytes."""
+        return 256 <= token_id < self.vocabulary_size
+
+    def token_to_id(self, token: str) -> int | None:
+        """The id of a special token's name or of ``<0xXX>``, or None."""
+        if token in self._special:
+            return 256 + self._special.index(token)
+        byte = re.fullmatch(r"<0x([0-9A-F]{2})>", token)
+        return int(byte[1], 16) if byte else None
+
+    def id_to_token(self, token_id: int) -> str:
+        """The special token's name, or ``<0xXX>``."""
+        if not 0 <= token_id < self.vocabulary_size:
+            raise TokenizerError(
+                f"token {token_id} is outside the vocabulary of {self.vocabulary_size} tokens"
+            )
+        return self._special[token_id - 256] if token_id >= 256 else f"<0x{token_id:02X}>"
