@@ -1,0 +1,92 @@
+"""Turn a .gguf file into a bundle, in the local store or in a directory of yours."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from pathlib import Path
+
+from edge_runtime.bundle import Manifest, read_manifest
+from edge_runtime.cli.manifest_view import quantization_table
+from edge_runtime.cli.reporting import Reporter
+from edge_runtime.errors import UsageError
+from edge_runtime.store.home import Home
+from edge_runtime.store.names import DEFAULT_RECIPE, RECIPES
+from edge_runtime.store.progress import Report
+from edge_runtime.store.resolve import (
+    BundleDirectory,
+    StoredName,
+    export_file,
+    export_into_store,
+    resolve,
+)
+from edge_runtime.typed_data import encode
+
+
+def configure(parser: argparse.ArgumentParser) -> None:
+    """Add the command's arguments."""
+    parser.add_argument("source", metavar="SOURCE", help="a .gguf file, or a name that was pulled")
+    parser.add_argument(
+        "-o", "--output", metavar="DIR", type=Path, help="the bundle's directory (default: store)"
+    )
+    parser.add_argument(
+        "--quant",
+        choices=RECIPES,
+        help="auto keeps what can be kept exactly and makes the rest 8-bit (the default)",
+    )
+    parser.add_argument("--name", help="the bundle's name (default: the source's)")
+    parser.add_argument("--force", action="store_true", help="replace a bundle that is there")
+    parser.add_argument("--json", action="store_true", help="print the report as JSON")
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Export; the report of what each group of tensors became goes to stdout."""
+    with Reporter() as report:
+        path = _export(arguments, report)
+    manifest = read_manifest(path)
+    table = quantization_table(manifest)
+    print(_as_json(path, manifest) if arguments.json else f"{table}\n\n{path}")
+    return 0
+
+
+def _export(arguments: argparse.Namespace, report: Report) -> Path:
+    home = Home.find()
+    found = resolve(arguments.source, home=home)
+    if isinstance(found, BundleDirectory):
+        raise UsageError(
+            f"{arguments.source} is a bundle already", hint="give the .gguf file it was made from"
+        )
+    source = found.source if isinstance(found, StoredName) else found.path
+    if source is None:
+        raise UsageError(
+            f"the file that {arguments.source} was made from is not in the store",
+            hint="give the .gguf file itself",
+        )
+    if arguments.quant and found.recipe and arguments.quant != found.recipe:
+        raise UsageError(f"{arguments.source!r} and --quant {arguments.quant} disagree")
+    recipe = arguments.quant or found.recipe or DEFAULT_RECIPE
+    known = found if isinstance(found, StoredName) else None
+    name = arguments.name or (known.name if known else None)
+    if arguments.output is not None:
+        output = arguments.output
+        export_file(source, output, recipe, report, name=name, overwrite=arguments.force)
+        return Path(output)
+    return export_into_store(
+        source,
+        recipe,
+        report,
+        home=home,
+        name=name,
+        sha256=known.sha256 if known else None,
+        overwrite=arguments.force,
+    )
+
+
+def _as_json(path: Path, manifest: Manifest) -> str:
+    plain = {
+        "path": str(path),
+        "name": manifest.name,
+        "quantization": encode(manifest.quantization),
+        "size_bytes": sum(entry.size_bytes for entry in manifest.files.values()),
+    }
+    return json.dumps(plain, indent=2, ensure_ascii=False)

@@ -1,0 +1,237 @@
+"""What `run` and `chat` share: arguments, a loaded engine, and an answer that streams.
+
+Knows the engine's driver; knows no prompt and no conversation.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from edge_runtime.cli.reporting import Reporter
+from edge_runtime.cli.tables import pairs
+from edge_runtime.engine.request import ChosenLogprob, FinishReason, Usage
+from edge_runtime.file_hash import RememberedHashes
+from edge_runtime.store.home import Home
+from edge_runtime.store.names import RECIPES
+from edge_runtime.store.progress import format_bytes
+from edge_runtime.store.resolve import ensure_bundle
+
+if TYPE_CHECKING:
+    from edge_runtime.engine.driver import EngineDriver
+    from edge_runtime.engine.engine import Engine
+    from edge_runtime.generation.params import SamplingParams
+
+# Control characters other than tab and newline: on a terminal a model's text must not be able to
+# move the cursor, change the title or paint over what stands there.
+_CONTROLS = dict.fromkeys(
+    [c for c in range(0x20) if chr(c) not in "\t\n"] + [0x7F, *range(0x80, 0xA0)]
+)
+
+
+@dataclass(frozen=True)
+class Session:
+    """A loaded engine in a thread of its own, and what loading took in seconds."""
+
+    engine: Engine
+    driver: EngineDriver
+    load_s: float
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What was generated; ``usage`` is None where generation ended before it began."""
+
+    text: str
+    finish_reason: FinishReason
+    usage: Usage | None
+    logprobs: tuple[ChosenLogprob, ...]
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the arguments that choose a model, how it runs and how tokens are chosen."""
+    parser.add_argument(
+        "model",
+        metavar="MODEL",
+        help="a bundle directory, a .gguf file, or a name in the store; NAME:int4 names a recipe",
+    )
+    parser.add_argument("--system", metavar="TEXT", help="the system message")
+    sampling = parser.add_argument_group("sampling (default: what the model's makers advise)")
+    sampling.add_argument("--max-tokens", type=int, metavar="N", help="most tokens to generate")
+    sampling.add_argument("--temperature", type=float, metavar="T", help="0 is greedy")
+    sampling.add_argument("--top-p", type=float, metavar="P", help="nucleus; 1 keeps all")
+    sampling.add_argument("--top-k", type=int, metavar="K", help="0 keeps all")
+    sampling.add_argument("--min-p", type=float, metavar="P", help="0 keeps all")
+    sampling.add_argument("--typical-p", type=float, metavar="P", help="1 keeps all")
+    sampling.add_argument(
+        "--repeat-penalty", type=float, metavar="R", help="above 1 repeats less; 1 does nothing"
+    )
+    sampling.add_argument("--seed", type=int, metavar="N", help="the same seed, the same answer")
+    sampling.add_argument(
+        "--stop", action="append", metavar="TEXT", help="end before this text (may be repeated)"
+    )
+    sampling.add_argument(
+        "--ignore-eos", action="store_true", help="go on after the model's end token"
+    )
+    running = parser.add_argument_group("running")
+    running.add_argument("--context", type=int, metavar="N", help="tokens that a text may hold")
+    running.add_argument("--threads", type=int, metavar="N", help="default: what the CPU gives")
+    running.add_argument("--quant", choices=RECIPES, help="the recipe of a .gguf file's export")
+    running.add_argument(
+        "--verbose", action="store_true", help="times, speeds and memory on stderr afterwards"
+    )
+
+
+def sampling_overrides(arguments: argparse.Namespace) -> dict[str, Any]:
+    """What the command line says of sampling; None where it is silent.
+
+    Raises:
+        InvalidParameterError: a value out of its range; before anything slow is done.
+    """
+    from edge_runtime.generation.params import SamplingParams
+
+    overrides = {
+        "max_tokens": arguments.max_tokens,
+        "temperature": arguments.temperature,
+        "top_p": arguments.top_p,
+        "top_k": arguments.top_k,
+        "min_p": arguments.min_p,
+        "typical_p": arguments.typical_p,
+        "repetition_penalty": arguments.repeat_penalty,
+        "seed": arguments.seed,
+        "stop": tuple(arguments.stop) if arguments.stop else None,
+        "ignore_eos": arguments.ignore_eos or None,
+        "logprobs": getattr(arguments, "logprobs", None),
+    }
+    SamplingParams(**{name: value for name, value in overrides.items() if value is not None})
+    return overrides
+
+
+@contextmanager
+def open_session(arguments: argparse.Namespace) -> Iterator[Session]:
+    """Find the bundle (exporting it on first use), load it, and run its engine in a thread.
+
+    Raises:
+        EdgeRuntimeError: as `ensure_bundle` and the engine's loading.
+    """
+    home = Home.find()
+    with Reporter() as report:
+        bundle = ensure_bundle(arguments.model, quant=arguments.quant, report=report, home=home)
+    started_s = time.perf_counter()
+    from edge_runtime.engine.driver import EngineDriver
+    from edge_runtime.engine.engine import Engine, EngineOptions
+
+    options = EngineOptions(context_length=arguments.context, threads=arguments.threads)
+    hashes = RememberedHashes(home.hashes)
+    with Engine.load(bundle, options, hash_file=hashes) as engine, EngineDriver(engine) as driver:
+        yield Session(engine, driver, time.perf_counter() - started_s)
+
+
+def stream_answer(
+    session: Session,
+    prompt_ids: Sequence[int],
+    params: SamplingParams,
+    write: Callable[[str], None],
+) -> Answer:
+    """Generate, handing each piece of text on as it comes.
+
+    Ctrl-C ends the generation, not the program: the answer so far comes back with the finish
+    reason CANCELLED. A second one is not held back.
+
+    Raises:
+        EdgeRuntimeError: the prompt is refused, or a step failed.
+    """
+    handle = session.driver.submit(prompt_ids, params)
+    pieces: list[str] = []
+    logprobs: list[ChosenLogprob] = []
+    ended: list[tuple[FinishReason, Usage | None]] = []
+
+    def take() -> None:
+        for delta in handle:
+            pieces.append(delta.text)
+            logprobs.extend(delta.logprobs)
+            if delta.finish_reason is not None:
+                ended.append((delta.finish_reason, delta.usage))
+            if delta.text:
+                write(delta.text)
+
+    try:
+        take()
+    except KeyboardInterrupt:
+        handle.cancel()
+        if not ended:
+            take()
+        ended.append((FinishReason.CANCELLED, ended[-1][1] if ended else None))
+    except BaseException:
+        handle.cancel()
+        raise
+    reason, usage = ended[-1]
+    return Answer("".join(pieces), reason, usage, tuple(logprobs))
+
+
+def terminal_writer() -> Callable[[str], None]:
+    """A function that shows a piece of text on stdout at once."""
+    out = sys.stdout
+    if out is None:  # closed by whoever started the program
+        return lambda text: None
+    safe = out.isatty()
+
+    def write(text: str) -> None:
+        out.write(text.translate(_CONTROLS) if safe else text)
+        out.flush()
+
+    return write
+
+
+def timings(session: Session, usage: Usage) -> dict[str, float | None]:
+    """Times in seconds and speeds in tokens per second; None where there is nothing to divide.
+
+    The first token comes out of the prefill's last step, so decoding has made one token fewer.
+    """
+    read = usage.prompt_tokens - usage.cached_tokens
+    return {
+        "load_s": session.load_s,
+        "ttft_s": usage.ttft_s,
+        "prefill_s": usage.prefill_s,
+        "decode_s": usage.decode_s,
+        "prefill_tokens_per_s": _rate(read, usage.prefill_s),
+        "decode_tokens_per_s": _rate(usage.completion_tokens - 1, usage.decode_s),
+    }
+
+
+def statistics(session: Session, answer: Answer) -> str:
+    """What `--verbose` and `/stats` show of an answer and of the memory now."""
+    lines: list[tuple[str, str]] = []
+    if answer.usage is not None:
+        usage, times = answer.usage, timings(session, answer.usage)
+        reused = f" ({usage.cached_tokens} of them cached)" if usage.cached_tokens else ""
+        prefill = _speed(times["prefill_tokens_per_s"])
+        decode = _speed(times["decode_tokens_per_s"])
+        lines = [
+            ("prompt", f"{usage.prompt_tokens} tokens{reused}, prefill {prefill}"),
+            ("answer", f"{usage.completion_tokens} tokens, decode {decode}"),
+            ("finished", answer.finish_reason.value),
+            ("TTFT", f"{1000 * usage.ttft_s:.0f} ms, after {session.load_s:.2f} s of loading"),
+        ]
+    memory = session.engine.memory()
+    resident, anonymous = _size(memory.resident_bytes), _size(memory.anonymous_bytes)
+    cache = f"{memory.cache_tokens} tokens, {format_bytes(memory.cache_bytes)}"
+    lines += [("memory", f"{resident} resident, {anonymous} of it anonymous"), ("cache", cache)]
+    return pairs(lines)
+
+
+def _rate(tokens: int, seconds: float) -> float | None:
+    return tokens / seconds if tokens > 0 and seconds > 0 else None
+
+
+def _speed(rate: float | None) -> str:
+    return "-" if rate is None else f"{rate:.1f} tokens/s"
+
+
+def _size(count: int | None) -> str:
+    return "unknown" if count is None else format_bytes(count)

@@ -1,0 +1,171 @@
+"""``edge-runtime COMMAND ...``: finds the command, runs it, and turns errors into exit codes.
+
+A command is a module of this package with ``configure(parser)`` and ``run(arguments) -> int``. Only
+the one that was asked for is imported: the time from start to first token is a promise. This is the
+one place where an error becomes a line on stderr. Knows nothing of what the commands do.
+
+Exit codes: 0 done; 1 it failed; 2 it was asked wrongly; 130 interrupted by Ctrl-C; 141 whoever read
+the output went away (as a shell reports a program that SIGPIPE ended).
+"""
+
+from __future__ import annotations
+
+import argparse
+import errno
+import importlib
+import os
+import sys
+from collections.abc import Sequence
+from typing import NoReturn, Protocol, cast
+
+from edge_runtime._version import __version__
+from edge_runtime.errors import EdgeRuntimeError, UsageError
+
+PROGRAM = "edge-runtime"
+INTERRUPTED = 130
+BROKEN_PIPE = 141
+
+COMMANDS = {
+    "pull": "bring a model into the local store (the only command that uses the network)",
+    "export": "turn a .gguf file into a bundle",
+    "run": "answer one prompt",
+    "chat": "talk with a model",
+    "inspect": "show what a bundle or a .gguf file holds",
+    "list": "show what is in the local store",
+    "rm": "take models out of the local store",
+}
+_MODULES = {name: f"edge_runtime.cli.{name}" for name in COMMANDS} | {
+    "list": "edge_runtime.cli.listing",  # not a module named as a built-in
+}
+
+
+class Command(Protocol):
+    """What the module of a command offers."""
+
+    def configure(self, parser: argparse.ArgumentParser) -> None:
+        """Add the command's arguments."""
+
+    def run(self, arguments: argparse.Namespace) -> int:
+        """Do it; the result is the exit code."""
+
+
+class Parser(argparse.ArgumentParser):
+    """A parser whose errors are raised, to be shown as all others are."""
+
+    def error(self, message: str) -> NoReturn:
+        """Raise UsageError instead of printing and leaving."""
+        raise UsageError(message, hint=f"see: {self.prog} --help")
+
+
+def entry_point() -> NoReturn:
+    """The program: runs `main` on the command line and ends the process."""
+    code = main(sys.argv[1:])
+    try:
+        if sys.stdout is not None:
+            sys.stdout.flush()
+    except OSError:
+        # What could not be written has been reported, or nobody is there to read it; the
+        # interpreter would try once more at its end, and complain.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        code = code or 1
+    sys.exit(code)
+
+
+def main(argv: Sequence[str]) -> int:
+    """Run one command.
+
+    Args:
+        argv: the arguments, without the program's name.
+
+    Returns:
+        The exit code. Errors of EdgeRuntimeError's tree have been shown; any other is a bug and
+        comes through, for its traceback.
+    """
+    _prepare_streams()
+    try:
+        code = _dispatch(list(argv))
+        if sys.stdout is not None:
+            sys.stdout.flush()  # here, so that a reader who has left is noticed
+        return code
+    except EdgeRuntimeError as exc:
+        return _show(exc.message, exc.hint, exc.exit_code)
+    except KeyboardInterrupt:
+        return INTERRUPTED
+    except BrokenPipeError:
+        return BROKEN_PIPE
+    except MemoryError:
+        return _show("out of memory", "try a smaller model, --quant int4, or a smaller --context")
+    except OSError as exc:
+        if exc.errno != errno.ENOSPC:
+            raise
+        where = f": {exc.filename}" if exc.filename else ""
+        return _show(f"the disk is full{where}", "free some space, or set EDGE_RUNTIME_HOME")
+
+
+def _dispatch(argv: list[str]) -> int:
+    parser = Parser(
+        prog=PROGRAM,
+        usage=f"{PROGRAM} COMMAND ...",
+        description="Run small language models on devices you own.",
+        epilog=_command_list(),
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+    )
+    parser.add_argument("--version", action="version", version=f"{PROGRAM} {__version__}")
+    parser.add_argument("command", nargs="?", metavar="COMMAND", help=argparse.SUPPRESS)
+    # The first word is the command, and what follows is its own business.
+    arguments = parser.parse_args(argv[:1])
+    if arguments.command is None:
+        parser.print_help()
+        return 0
+    if arguments.command not in COMMANDS:
+        raise _unknown_command(arguments.command)
+    return _run_command(arguments.command, argv[1:])
+
+
+def _run_command(name: str, rest: list[str]) -> int:
+    command = cast(Command, importlib.import_module(_MODULES[name]))
+    parser = Parser(
+        prog=f"{PROGRAM} {name}",
+        description=(command.__doc__ or "").partition("\n")[0],
+        allow_abbrev=False,
+    )
+    command.configure(parser)
+    # Intermixed: `run MODEL --seed 1 PROMPT` finds its prompt after an option, too.
+    return command.run(parser.parse_intermixed_args(rest))
+
+
+def _command_list() -> str:
+    width = max(map(len, COMMANDS))
+    lines = [f"  {name:<{width}}  {text}" for name, text in COMMANDS.items()]
+    return "\n".join(["commands:", *lines, "", f"{PROGRAM} COMMAND --help says more of one."])
+
+
+def _unknown_command(name: str) -> UsageError:
+    from edge_runtime.store.catalog import near_names
+
+    near = near_names(name, COMMANDS)
+    hint = f"did you mean {' or '.join(near)}?" if near else f"commands: {', '.join(COMMANDS)}"
+    return UsageError(f"no such command: {name}", hint=hint)
+
+
+def _show(message: str, hint: str | None, code: int = 1) -> int:
+    text = f"error: {message}\n" + (f"\nhint: {hint}\n" if hint else "")
+    try:
+        sys.stderr.write(text)
+        sys.stderr.flush()
+    except (OSError, AttributeError):
+        pass  # stderr is closed: the exit code has to say it
+    return code
+
+
+def _prepare_streams() -> None:
+    """Let any character be printed, whatever the locale; a pipe or file always gets UTF-8."""
+    for stream in (sys.stdout, sys.stderr):
+        reconfigure = getattr(stream, "reconfigure", None)
+        if reconfigure is None:
+            continue  # closed, or replaced by something else
+        if stream.isatty():
+            reconfigure(errors="replace")
+        else:
+            reconfigure(encoding="utf-8", errors="replace")
