@@ -14,8 +14,6 @@ model=smollm2-135m
 if [ $# -gt 0 ]; then prompt="$*"; else prompt="What is the capital of France?"; fi
 
 install_extras cpu,export
-# pull says nothing new where the model is already in the store, so a second run goes without it.
-if ! "$venv_python" -m edge_runtime list 2>/dev/null </dev/null | grep -q "$model"; then
-    "$venv_python" -m edge_runtime pull "$model" </dev/null
-fi
+# Standard output is for the answer alone. pull is quick to see that the model is here already.
+"$venv_python" -m edge_runtime pull "$model" </dev/null >/dev/null
 exec "$venv_python" -m edge_runtime run "$model" -- "$prompt" </dev/null

@@ -11,6 +11,6 @@ root=$(CDPATH='' cd -- "$(dirname -- "$0")/.." && pwd -P)
 . "$root/tools/setup_venv.sh"
 
 install_extras cpu,export,test
-"$venv_python" -m edge_runtime pull smollm2-135m </dev/null
+"$venv_python" -m edge_runtime pull smollm2-135m </dev/null >/dev/null
 cd "$root"
 exec "$venv_python" -m pytest "$@"

@@ -98,7 +98,7 @@ def measure_memory(bundle: Path, options: EngineOptions, threads: int | None) ->
         prompt_ids = engine.encode_prompt(python_reference().text[:4_000])
         prompt = engine.tokenizer.decode(prompt_ids[:EXCHANGE_PROMPT_TOKENS])
     command = [
-        *_run_command(bundle, threads), "--raw", "--json", "--temperature", "0",
+        *_run_command(bundle, threads), "--raw", "--json", "--temperature", "0", "--ignore-eos",
         "--max-tokens", str(EXCHANGE_ANSWER_TOKENS),
     ]  # fmt: skip
     peak, out = peak_memory(command, prompt)
