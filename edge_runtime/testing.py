@@ -1,14 +1,18 @@
 """Doubles that ship with the interfaces, so that tests of any room need no model and no file.
 
-Knows no array library and no session: a double only answers what it was told to.
+Knows no session: a double answers what it was told to, and checks what it was asked.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
-from edge_runtime.errors import TokenizerError
+import numpy as np
+from numpy.typing import NDArray
+
+from edge_runtime.engine.model_runner import RunTerminatedError, StepInput
+from edge_runtime.errors import RunError, TokenizerError
 
 
 class ByteTokenizer:
@@ -81,3 +85,74 @@ class ByteTokenizer:
                 f"token {token_id} is outside the vocabulary of {self.vocabulary_size} tokens"
             )
         return self._special[token_id - 256] if token_id >= 256 else f"<0x{token_id:02X}>"
+
+
+class ScriptedRunner:
+    """A :class:`edge_runtime.engine.model_runner.ModelRunner` that follows a script.
+
+    It keeps the tokens that each slot would hold, so that a wrong count, slot or cache prefix shows
+    as a wrong answer.
+
+    Args:
+        next_token: the tokens of a sequence so far -> the token whose logit is highest.
+        vocabulary_size: V of the logits.
+        fail_at: numbers of the runs, from 1, that raise RunError.
+        before_run: called with the number of each run before it; may call :meth:`terminate`.
+    """
+
+    def __init__(
+        self,
+        next_token: Callable[[Sequence[int]], int],
+        *,
+        vocabulary_size: int,
+        fail_at: Sequence[int] = (),
+        before_run: Callable[[int], None] | None = None,
+    ) -> None:
+        self._next_token = next_token
+        self._vocabulary_size = vocabulary_size
+        self._fail_at = frozenset(fail_at)
+        self._before_run = before_run
+        self._terminate = False
+        self._slots: dict[int, list[int]] = {}
+        self.steps: list[StepInput] = []
+        """Every run that was asked for."""
+
+    def run(self, step: StepInput) -> NDArray[np.float32]:
+        """As :meth:`ModelRunner.run`: 1 at the scripted token, 0 elsewhere."""
+        self.steps.append(step)
+        if self._before_run is not None:
+            self._before_run(len(self.steps))
+        if self._terminate:
+            self._terminate = False
+            raise RunTerminatedError("the run was stopped")
+        if len(self.steps) in self._fail_at:
+            raise RunError("scripted to fail")
+        rows, wanted = step.logits_indices.shape
+        logits = np.zeros((rows, wanted, self._vocabulary_size), np.float32)
+        for row in range(rows):
+            held, count = int(step.held[row]), int(step.lengths[row])
+            tokens = self._slots.setdefault(step.first_slot + row, [])
+            assert held <= len(tokens), f"the slot holds {len(tokens)} tokens, not {held}"
+            tokens[held:] = [int(t) for t in step.token_ids[row, :count]]
+            for n, position in enumerate(step.logits_indices[row]):
+                seen = tokens[: held + int(position) + 1]
+                logits[row, n, self._next_token(seen)] = 1.0
+        return logits
+
+    def terminate(self) -> None:
+        """As :meth:`ModelRunner.terminate`."""
+        self._terminate = True
+
+    def close(self) -> None:
+        """As :meth:`ModelRunner.close`."""
+
+
+def replying(prompt: Sequence[int], reply: Sequence[int]) -> Callable[[Sequence[int]], int]:
+    """A script for :class:`ScriptedRunner`: after ``prompt`` comes ``reply``, and nothing else."""
+    script = [*prompt, *reply]
+
+    def next_token(seen: Sequence[int]) -> int:
+        assert list(seen) == script[: len(seen)], f"asked for {list(seen)}, scripted {script}"
+        return script[len(seen)]
+
+    return next_token

@@ -81,9 +81,7 @@ def _decode_dataclass(kind: Any, data: object, where: str) -> Any:
         path = f"{where}.{field.name}" if where else field.name
         if field.name in data:
             values[field.name] = _decode(hints[field.name], data[field.name], path)
-        elif (
-            field.default is dataclasses.MISSING and field.default_factory is dataclasses.MISSING
-        ):
+        elif field.default is dataclasses.MISSING and field.default_factory is dataclasses.MISSING:
             raise DataError(f"{path} is missing")
     return kind(**values)
 

@@ -1,0 +1,117 @@
+"""The KV cache: reserved at full capacity, committed by the operating system as it is touched.
+
+A slot costs what it holds, to the page, and gives it back when released. Knows geometry and
+addresses; knows no tokens and no session.
+"""
+
+from __future__ import annotations
+
+import mmap
+from contextlib import suppress
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from edge_runtime.bundle import ModelDimensions
+from edge_runtime.errors import RunError
+
+_ITEM_BYTES = np.dtype(np.float32).itemsize
+
+
+@dataclass(frozen=True)
+class CacheGeometry:
+    """Sizes of the cache: (layers, key and value, slots, kv_heads, capacity, head_size)."""
+
+    layers: int
+    slots: int
+    kv_heads: int
+    capacity: int
+    head_size: int
+
+    @classmethod
+    def of(cls, model: ModelDimensions, *, slots: int, capacity: int) -> CacheGeometry:
+        """The geometry of a model's cache for so many slots of ``capacity`` tokens."""
+        return cls(model.layers, slots, model.kv_heads, capacity, model.head_size)
+
+    @property
+    def token_bytes(self) -> int:
+        """Bytes that one token takes over all layers."""
+        return self.layers * 2 * self.kv_heads * self.head_size * _ITEM_BYTES
+
+
+class KVCache:
+    """Float32 arrays (slots, kv_heads, capacity, head_size), a key and a value a layer.
+
+    Args:
+        geometry: its sizes.
+    """
+
+    def __init__(self, geometry: CacheGeometry) -> None:
+        self.geometry = geometry
+        g = geometry
+        self._row_bytes = g.capacity * g.head_size * _ITEM_BYTES  # one head of one slot
+        self._slot_bytes = g.kv_heads * self._row_bytes
+        self._array_bytes = _to_pages(g.slots * self._slot_bytes)
+        self._memory = _reserve(g.layers * 2 * self._array_bytes)
+        self._base: NDArray[np.uint8] = np.frombuffer(self._memory, np.uint8)
+
+    def address(self, layer: int, part: int, first_slot: int) -> int:
+        """Where an array's rows from ``first_slot`` on begin; ``part`` 0 is key, 1 value."""
+        offset = self._offset(layer, part) + first_slot * self._slot_bytes
+        return int(self._base.ctypes.data) + offset
+
+    def array(self, layer: int, part: int) -> NDArray[np.float32]:
+        """One layer's keys or values, float32 (slots, kv_heads, capacity, head_size), a view."""
+        g = self.geometry
+        start = self._offset(layer, part)
+        flat = self._base[start : start + g.slots * self._slot_bytes].view(np.float32)
+        return flat.reshape(g.slots, g.kv_heads, g.capacity, g.head_size)
+
+    def release(self, slot: int, *, keep_tokens: int = 0) -> None:
+        """Give back the pages of a slot that lie wholly past its first ``keep_tokens`` tokens."""
+        if not hasattr(mmap, "MADV_DONTNEED"):
+            return  # the system keeps the pages; they are used again by the slot's next sequence
+        g = self.geometry
+        keep = keep_tokens * g.head_size * _ITEM_BYTES
+        for layer in range(g.layers):
+            for part in (0, 1):
+                for head in range(g.kv_heads):
+                    row = self._offset(layer, part) + slot * self._slot_bytes
+                    row += head * self._row_bytes
+                    start = _to_pages(row + keep)
+                    length = (row + self._row_bytes - start) // mmap.PAGESIZE * mmap.PAGESIZE
+                    if length > 0:
+                        self._memory.madvise(mmap.MADV_DONTNEED, start, length)
+
+    def close(self) -> None:
+        """Give all memory back. No address may be in use."""
+        del self._base
+        self._memory.close()
+
+    def _offset(self, layer: int, part: int) -> int:
+        return (2 * layer + part) * self._array_bytes
+
+
+def _reserve(size: int) -> mmap.mmap:
+    if not hasattr(mmap, "MAP_PRIVATE"):
+        return mmap.mmap(-1, size)
+    # Shared anonymous memory (the default) would keep its pages when advised away.
+    flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | getattr(mmap, "MAP_NORESERVE", 0)
+    try:
+        memory = mmap.mmap(-1, size, flags=flags)
+    except OSError as exc:
+        raise RunError(
+            f"the system refuses to reserve {size // 1_000_000} MB for the cache: {exc.strerror}",
+            hint="ask for a shorter context with --context",
+        ) from exc
+    if hasattr(mmap, "MADV_NOHUGEPAGE"):
+        # A huge page would commit 2 MiB for the first token of every head. A kernel without huge
+        # pages refuses the advice, and needs none.
+        with suppress(OSError):
+            memory.madvise(mmap.MADV_NOHUGEPAGE)
+    return memory
+
+
+def _to_pages(size: int) -> int:
+    return -(-size // mmap.PAGESIZE) * mmap.PAGESIZE

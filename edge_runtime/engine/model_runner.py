@@ -1,0 +1,170 @@
+"""Runs the graph over rows of the cache: token ids in, logits out.
+
+Knows arrays, addresses and onnxruntime; knows no queue, no sequence and no sampling. The inputs
+are the graph contract of docs/architecture.md.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from edge_runtime.engine.kv_cache import KVCache
+from edge_runtime.errors import RunError
+from edge_runtime.providers.ort import onnxruntime
+from edge_runtime.providers.session import SessionOptions, first_line, open_session
+
+# Decode binds the same addresses at every step, and a prompt's full chunks do as well; a few more
+# shapes cover last chunks that come back.
+_KEPT_BINDINGS = 8
+
+
+@dataclass(frozen=True)
+class StepInput:
+    """One run of the graph.
+
+    Args:
+        first_slot: the cache rows used are ``first_slot`` and the ``B - 1`` after it.
+        token_ids: int64 (B, S), new tokens, right-padded.
+        held: int32 (B,), tokens that each row already holds.
+        lengths: int32 (B,), new tokens of each row, at least 1.
+        logits_indices: int64 (B, N), positions in S whose logits are wanted; N may be 0.
+    """
+
+    first_slot: int
+    token_ids: NDArray[np.int64]
+    held: NDArray[np.int32]
+    lengths: NDArray[np.int32]
+    logits_indices: NDArray[np.int64]
+
+
+class RunTerminatedError(RunError):
+    """The run was stopped from another thread; the cache past the held tokens is undefined."""
+
+
+class ModelRunner(Protocol):
+    """What the engine needs of a model."""
+
+    def run(self, step: StepInput) -> NDArray[np.float32]:
+        """Evaluate new tokens and extend the cache.
+
+        Returns:
+            Logits, float32 (B, N, V): a view that the next run may overwrite.
+
+        Raises:
+            RunTerminatedError: :meth:`terminate` was called.
+            RunError: onnxruntime failed.
+        """
+        ...
+
+    def terminate(self) -> None:
+        """Stop the run in progress, from another thread; without one, the next run stops."""
+        ...
+
+    def close(self) -> None:
+        """Let the session go."""
+        ...
+
+
+class OrtModelRunner:
+    """The graph in an onnxruntime session on the CPU, over a cache in its memory.
+
+    Args:
+        graph: the ONNX file.
+        cache: the cache that the graph extends in place.
+        vocabulary_size: V of the logits.
+        options: threads and provider.
+
+    Raises:
+        ProviderError: the session does not open.
+    """
+
+    def __init__(
+        self, graph: Path, cache: KVCache, *, vocabulary_size: int, options: SessionOptions
+    ) -> None:
+        self._ort = onnxruntime()
+        self._session = open_session(graph, options)
+        self._cache = cache
+        self._vocabulary_size = vocabulary_size
+        self._run_options = self._ort.RunOptions()
+        self._bindings: OrderedDict[tuple[int, int, int, int], _Binding] = OrderedDict()
+
+    def run(self, step: StepInput) -> NDArray[np.float32]:
+        """As :meth:`ModelRunner.run`."""
+        binding = self._binding(step)
+        binding.token_ids[...] = step.token_ids
+        np.add(step.held, step.lengths - 1, out=binding.seqlens_k)
+        binding.total_sequence_length[...] = binding.seqlens_k.max() + 1
+        binding.logits_indices[...] = step.logits_indices
+        try:
+            self._session.run_with_iobinding(binding.io, self._run_options)
+        except Exception as exc:  # onnxruntime raises many kinds that share no base
+            if self._run_options.terminate:
+                self._run_options.terminate = False
+                raise RunTerminatedError("the run was stopped") from exc
+            raise RunError(f"onnxruntime failed in a step: {first_line(exc)}") from exc
+        return binding.logits
+
+    def terminate(self) -> None:
+        """As :meth:`ModelRunner.terminate`."""
+        self._run_options.terminate = True
+
+    def close(self) -> None:
+        """As :meth:`ModelRunner.close`."""
+        self._bindings.clear()
+        del self._session
+
+    def _binding(self, step: StepInput) -> _Binding:
+        rows, tokens = step.token_ids.shape
+        wanted = step.logits_indices.shape[1]
+        key = (step.first_slot, rows, tokens, wanted)
+        if key in self._bindings:
+            self._bindings.move_to_end(key)
+            return self._bindings[key]
+        if len(self._bindings) >= _KEPT_BINDINGS:
+            self._bindings.popitem(last=False)
+        binding = self._bindings[key] = _Binding(
+            self._session.io_binding(),
+            token_ids=np.zeros((rows, tokens), np.int64),
+            seqlens_k=np.zeros(rows, np.int32),
+            total_sequence_length=np.zeros((), np.int32),
+            logits_indices=np.zeros((rows, wanted), np.int64),
+            logits=np.zeros((rows, wanted, self._vocabulary_size), np.float32),
+        )
+        _bind(binding, self._cache, step.first_slot, rows)
+        return binding
+
+
+@dataclass(frozen=True)
+class _Binding:
+    """An IOBinding and the arrays whose addresses it holds; their contents change, not they."""
+
+    io: Any
+    token_ids: NDArray[np.int64]
+    seqlens_k: NDArray[np.int32]
+    total_sequence_length: NDArray[np.int32]
+    logits_indices: NDArray[np.int64]
+    logits: NDArray[np.float32]
+
+
+def _bind(binding: _Binding, cache: KVCache, first_slot: int, rows: int) -> None:
+    io = binding.io
+    for name in ("token_ids", "seqlens_k", "total_sequence_length", "logits_indices"):
+        array = getattr(binding, name)
+        graph_name = "input_ids" if name == "token_ids" else name
+        io.bind_input(graph_name, "cpu", 0, array.dtype, list(array.shape), array.ctypes.data)
+    logits = binding.logits
+    io.bind_output("logits", "cpu", 0, np.float32, list(logits.shape), logits.ctypes.data)
+    g = cache.geometry
+    shape = [rows, g.kv_heads, g.capacity, g.head_size]
+    for layer in range(g.layers):
+        for part, name in enumerate(("key", "value")):
+            # The same address in and out: the operator then appends instead of copying.
+            address = cache.address(layer, part, first_slot)
+            io.bind_input(f"past_key_values.{layer}.{name}", "cpu", 0, np.float32, shape, address)
+            io.bind_output(f"present.{layer}.{name}", "cpu", 0, np.float32, shape, address)

@@ -1,0 +1,57 @@
+"""One request as the engine sees it: its tokens, how many of them the cache holds, its phase.
+
+Knows counts and tokens; knows no text, no array and no session.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence as TokenIds
+from dataclasses import dataclass, field
+from enum import Enum, auto
+
+from edge_runtime.engine.request import FinishReason
+from edge_runtime.generation.params import SamplingParams
+
+_ids = itertools.count(1)
+
+
+class Phase(Enum):
+    """Where a sequence is in its life."""
+
+    WAITING = auto()  # no slot yet
+    PREFILL = auto()  # some of its prompt is not in the cache
+    DECODE = auto()  # one new token a step
+    FINISHED = auto()
+
+
+@dataclass(eq=False)
+class Sequence:
+    """A request in progress.
+
+    ``held_tokens`` counts the leading tokens of ``tokens`` whose keys and values are in the slot.
+    """
+
+    prompt: tuple[int, ...]
+    params: SamplingParams
+    tokens: list[int] = field(init=False)
+    id: int = field(default_factory=lambda: next(_ids))
+    phase: Phase = Phase.WAITING
+    slot: int | None = None
+    held_tokens: int = 0
+    cached_tokens: int = 0
+    cancel_requested: bool = False
+    finish_reason: FinishReason | None = None
+
+    def __post_init__(self) -> None:
+        self.tokens = list(self.prompt)
+
+    @property
+    def pending_tokens(self) -> TokenIds[int]:
+        """Tokens that a coming step has to evaluate."""
+        return self.tokens[self.held_tokens :]
+
+    @property
+    def completion_tokens(self) -> int:
+        """Tokens generated so far."""
+        return len(self.tokens) - len(self.prompt)

@@ -1,0 +1,57 @@
+"""The one place that imports onnxruntime.
+
+Official builds may report usage; an offline device must not try, so that is switched off in the
+environment before the import. Knows no model.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from functools import cache
+from typing import Any
+
+from edge_runtime.errors import ProviderError
+
+OLDEST_SUPPORTED = (1, 23)
+_TELEMETRY_SWITCHES = ("ORT_DISABLE_TELEMETRY", "ORT_TELEMETRY_DISABLED")
+_INSTALL_HINT = (
+    "install one: pip install 'edge-runtime[cpu]' "
+    "(or [gpu], [openvino], [qnn], [directml], or your board's own onnxruntime wheel)"
+)
+
+
+@cache
+def onnxruntime() -> Any:
+    """The onnxruntime module, imported on first use with telemetry off.
+
+    Raises:
+        ProviderError: none is installed, it cannot be loaded, or it is too old.
+    """
+    for name in _TELEMETRY_SWITCHES:
+        os.environ[name] = "1"
+    try:
+        import onnxruntime as module
+    except ImportError as exc:
+        missing = isinstance(exc, ModuleNotFoundError) and exc.name == "onnxruntime"
+        what = "no onnxruntime is installed" if missing else f"onnxruntime cannot be loaded: {exc}"
+        raise ProviderError(what, hint=_INSTALL_HINT) from exc
+    if not hasattr(module, "InferenceSession"):
+        # Uninstalling one of the distributions that share the name leaves an empty folder behind.
+        raise ProviderError(
+            "onnxruntime is installed in part: it has no InferenceSession", hint=_INSTALL_HINT
+        )
+    found = version_tuple(module.__version__)
+    if found < OLDEST_SUPPORTED:
+        wanted = ".".join(map(str, OLDEST_SUPPORTED))
+        raise ProviderError(
+            f"onnxruntime {module.__version__} is too old: {wanted} or later is needed",
+            hint="pip install --upgrade onnxruntime (or the distribution that you use)",
+        )
+    return module
+
+
+def version_tuple(version: str) -> tuple[int, ...]:
+    """``"1.23.2"`` -> ``(1, 23, 2)``; what follows the numbers is dropped."""
+    numbers = re.match(r"\d+(\.\d+)*", version)
+    return tuple(int(n) for n in numbers.group().split(".")) if numbers else ()

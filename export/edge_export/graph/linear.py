@@ -1,0 +1,86 @@
+"""A linear layer over block-quantized weights, and the embedding that may share its table.
+
+Knows blocks, biases and the two operators that read them; knows no model.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from edge_export.graph.builder import GraphBuilder
+from edge_export.quantize.blocks import BlockQuantized
+
+# Selects integer compute in MatMulNBits: activations are quantized a block at a time. Lower levels
+# are several times slower on every CPU.
+_INTEGER_COMPUTE = 4
+
+
+@dataclass(frozen=True)
+class StoredBlocks:
+    """Block-quantized weights that are already in the weights file, by their names there."""
+
+    values: str
+    scales: str
+    zero_points: str  # "" where the zero point is the middle of the range
+    bits: int
+    block_size: int
+    rows: int
+    columns: int
+
+
+def store_blocks(op: GraphBuilder, blocks: BlockQuantized) -> StoredBlocks:
+    """Write blocks to the weights file under the builder's scope."""
+    rows, columns = blocks.shape
+    zero_points = "" if blocks.zero_points is None else op.weight("zero_points", blocks.zero_points)
+    return StoredBlocks(
+        values=op.weight("values", blocks.values),
+        scales=op.weight("scales", blocks.scales),
+        zero_points=zero_points,
+        bits=blocks.bits,
+        block_size=blocks.block_size,
+        rows=rows,
+        columns=columns,
+    )
+
+
+def linear(
+    op: GraphBuilder, x: str, weights: StoredBlocks, bias: NDArray[np.float32] | None = None
+) -> str:
+    """``x @ weights.T + bias``: (..., columns) -> (..., rows)."""
+    inputs = [x, weights.values, weights.scales, weights.zero_points]
+    if bias is not None:
+        inputs += ["", op.weight("bias", bias)]
+    while inputs[-1] == "":
+        inputs.pop()
+    return op.MatMulNBits(
+        *inputs,
+        K=weights.columns,
+        N=weights.rows,
+        bits=weights.bits,
+        block_size=weights.block_size,
+        accuracy_level=_INTEGER_COMPUTE,
+    )
+
+
+def embedding(op: GraphBuilder, ids: str, table: StoredBlocks) -> str:
+    """Rows of ``table``: int64 (B, S) -> float32 (B, S, columns).
+
+    A head that shares the table reads the same bytes: MatMulNBits wants them as (rows, blocks,
+    bytes) and GatherBlockQuantized as (rows, bytes), so a second name over the same extent of the
+    weights file serves the second shape. A Reshape would be folded at load, into a copy.
+    """
+    row_bytes = table.columns * table.bits // 8
+    values = op.view("values_by_row", table.values, (table.rows, row_bytes))
+    inputs = [values, ids, table.scales]
+    if table.zero_points:
+        inputs.append(table.zero_points)
+    return op.GatherBlockQuantized(
+        *inputs,
+        bits=table.bits,
+        block_size=table.block_size,
+        gather_axis=0,
+        quantize_axis=1,
+    )

@@ -1,0 +1,231 @@
+"""Checkpoint to bundle, from end to end.
+
+Composes the rooms beside it and reports progress; each step's how lives in its room.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+import onnx
+
+from edge_export.architectures.registry import read_spec
+from edge_export.architectures.spec import DecoderSpec
+from edge_export.graph.decoder import build_decoder
+from edge_export.quantize.recipes import QuantizedGroupStats
+from edge_export.sources.checkpoint import Checkpoint
+from edge_export.sources.gguf import open_gguf
+from edge_export.sources.gguf_tokenizer import TokenizerFiles, build_tokenizer
+from edge_export.validate import validate_bundle
+from edge_export.weights import DecoderWeights
+from edge_export.write import (
+    WeightsFile,
+    bundle_directory,
+    file_entries,
+    write_manifest,
+    write_text,
+)
+from edge_runtime import __version__
+from edge_runtime.bundle import (
+    CHAT_TEMPLATE_NAME,
+    SCHEMA_VERSION,
+    TOKENIZER_NAME,
+    GraphEntry,
+    Manifest,
+    ModelDimensions,
+    Quantization,
+    QuantizedGroup,
+    SourceEntry,
+    TokenizerEntry,
+)
+from edge_runtime.errors import SourceFormatError
+from edge_runtime.file_hash import sha256_of_file
+
+GRAPH_NAME = "decoder.onnx"
+WEIGHTS_NAME = "decoder.weights"
+
+Quant = Literal["auto", "int8", "int4"]
+
+
+@dataclass(frozen=True)
+class ExportOptions:
+    """What to make.
+
+    Args:
+        quant: ``auto`` keeps every weight as exactly as 4 or 8 bits can; ``int8`` and ``int4`` say
+            how many bits.
+        name: the model's name in the manifest; None takes the file's.
+        overwrite: replace a bundle that is already there.
+    """
+
+    quant: Quant = "auto"
+    name: str | None = None
+    overwrite: bool = False
+
+
+@dataclass(frozen=True)
+class ExportProgress:
+    """How far an export is: the stage, and bytes of source weights done and in all."""
+
+    stage: str
+    done_bytes: int
+    total_bytes: int
+
+
+@dataclass(frozen=True)
+class ExportReport:
+    """What an export made, and in how many seconds."""
+
+    bundle_path: Path
+    manifest: Manifest
+    seconds: float
+
+
+def export_gguf(
+    source: Path,
+    destination: Path,
+    options: ExportOptions | None = None,
+    progress: Callable[[ExportProgress], None] | None = None,
+) -> ExportReport:
+    """Turn a GGUF file into a bundle directory.
+
+    Args:
+        source: the file.
+        destination: the directory to make; it appears whole or not at all.
+        options: None takes the defaults.
+        progress: called as weights are written.
+
+    Raises:
+        ExportError: the source cannot be read or is of an unknown kind, or the disk refused.
+        TokenizerError: its vocabulary cannot be built.
+        UsageError: the destination exists.
+    """
+    options = options or ExportOptions()
+    report = progress or _ignore
+    started_s = time.monotonic()
+    with open_gguf(source) as checkpoint:
+        spec = read_spec(checkpoint)
+        tokenizer = build_tokenizer(checkpoint.metadata)
+        _check_vocabulary(spec, tokenizer, checkpoint)
+        with bundle_directory(destination, overwrite=options.overwrite) as directory:
+            weights = DecoderWeights(
+                spec, checkpoint, options.quant, on_tensor=_tensor_progress(checkpoint, report)
+            )
+            _write_graph(spec, weights, directory)
+            _write_tokenizer(tokenizer, directory)
+            report(ExportProgress("checking", 1, 1))
+            manifest = Manifest(
+                schema_version=SCHEMA_VERSION,
+                name=options.name or source.stem,
+                architecture=spec.architecture,
+                producer=f"edge-runtime {__version__}",
+                license=_text(checkpoint, "general.license"),
+                dimensions=_dimensions(spec),
+                tokenizer=TokenizerEntry(
+                    end_token_ids=tokenizer.end_token_ids,
+                    bos_token_id=tokenizer.bos_token_id,
+                    add_bos=tokenizer.add_bos,
+                ),
+                graphs=(
+                    GraphEntry(
+                        file=GRAPH_NAME,
+                        weights=(WEIGHTS_NAME,),
+                        dialect="fused",
+                        precision=options.quant,
+                        providers=("CPUExecutionProvider",),
+                        oldest_onnxruntime="1.23",
+                    ),
+                ),
+                quantization=Quantization(options.quant, group_stats(weights.stats)),
+                files=file_entries(directory),
+                source=SourceEntry("gguf", source.name, sha256_of_file(source)),
+            )
+            write_manifest(directory, manifest)
+            validate_bundle(directory, manifest)
+    return ExportReport(destination, manifest, time.monotonic() - started_s)
+
+
+def group_stats(stats: Sequence[tuple[str, QuantizedGroupStats]]) -> tuple[QuantizedGroup, ...]:
+    """Sum matrices of one role that went the same way into the groups of the manifest."""
+    groups: dict[tuple[str, str, str], list[QuantizedGroupStats]] = {}
+    for role, item in stats:
+        groups.setdefault((role, item.source_kind, item.stored_as), []).append(item)
+    return tuple(
+        QuantizedGroup(
+            name=role,
+            tensors=len(items),
+            source_kind=kind,
+            stored_as=stored_as,
+            source_bytes=sum(i.source_bytes for i in items),
+            stored_bytes=sum(i.stored_bytes for i in items),
+            relative_error=_relative_error(items),
+        )
+        for (role, kind, stored_as), items in groups.items()
+    )
+
+
+def _relative_error(items: Sequence[QuantizedGroupStats]) -> float:
+    norm = sum(i.squared_norm for i in items)
+    return float((sum(i.squared_error for i in items) / norm) ** 0.5) if norm else 0.0
+
+
+def _write_graph(spec: DecoderSpec, weights: DecoderWeights, directory: Path) -> None:
+    with WeightsFile(directory / WEIGHTS_NAME) as file:
+        model = build_decoder(spec, weights, file)
+    onnx.save_model(model, str(directory / GRAPH_NAME))
+
+
+def _write_tokenizer(tokenizer: TokenizerFiles, directory: Path) -> None:
+    write_text(directory / TOKENIZER_NAME, tokenizer.tokenizer_json)
+    write_text(directory / "tokenizer_config.json", tokenizer.tokenizer_config_json)
+    if tokenizer.chat_template is not None:
+        write_text(directory / CHAT_TEMPLATE_NAME, tokenizer.chat_template)
+
+
+def _check_vocabulary(spec: DecoderSpec, tokenizer: TokenizerFiles, checkpoint: Checkpoint) -> None:
+    tokens = len(checkpoint.metadata["tokenizer.ggml.tokens"])
+    if tokens > spec.vocabulary_size:
+        raise SourceFormatError(
+            f"{checkpoint.path}: the tokenizer has {tokens} tokens, "
+            f"and the embedding {spec.vocabulary_size} rows"
+        )
+
+
+def _dimensions(spec: DecoderSpec) -> ModelDimensions:
+    return ModelDimensions(
+        layers=spec.layers,
+        heads=spec.heads,
+        kv_heads=spec.kv_heads,
+        head_size=spec.head_size,
+        hidden_size=spec.hidden_size,
+        vocabulary_size=spec.vocabulary_size,
+        context_length=spec.context_length,
+    )
+
+
+def _text(checkpoint: Checkpoint, key: str) -> str | None:
+    value = checkpoint.metadata.get(key)
+    return value if isinstance(value, str) else None
+
+
+def _tensor_progress(
+    checkpoint: Checkpoint, report: Callable[[ExportProgress], None]
+) -> Callable[[int], None]:
+    total = sum(t.size_bytes for t in checkpoint.tensors.values())
+    done = 0
+
+    def advance(size_bytes: int) -> None:
+        nonlocal done
+        done = min(total, done + size_bytes)
+        report(ExportProgress("weights", done, total))
+
+    report(ExportProgress("weights", 0, total))
+    return advance
+
+
+def _ignore(_: ExportProgress) -> None:
+    return None

@@ -1,0 +1,86 @@
+"""Does the bundle run? Asked before it is put in place.
+
+Opens the graph and checks what a broken export would get wrong: logits are finite, and a prompt
+read in pieces through the cache gives the logits of the prompt read at once. Skipped where no
+onnxruntime is installed: an export needs none.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from edge_runtime.bundle import Manifest
+from edge_runtime.engine.kv_cache import CacheGeometry, KVCache
+from edge_runtime.engine.model_runner import OrtModelRunner, StepInput
+from edge_runtime.errors import ExportError, ProviderError
+from edge_runtime.providers.ort import onnxruntime
+from edge_runtime.providers.session import SessionOptions
+from edge_runtime.providers.threads import plan_threads
+
+_PROBE_TOKENS = 16
+# Integer compute rounds activations a row at a time, the same way in both readings; what is left is
+# float addition in another order, and its echo through that rounding.
+_TOLERANCE = 0.05
+
+
+def validate_bundle(directory: Path, manifest: Manifest) -> bool:
+    """Run the graph on a few tokens.
+
+    Returns:
+        False where no onnxruntime is installed and nothing was run.
+
+    Raises:
+        ExportError: the graph does not open, or its logits are wrong.
+    """
+    try:
+        onnxruntime()
+    except ProviderError:
+        return False
+    tokens = np.arange(_PROBE_TOKENS, dtype=np.int64) * 37 % manifest.dimensions.vocabulary_size
+    geometry = CacheGeometry.of(
+        manifest.dimensions,
+        slots=1,
+        capacity=min(manifest.dimensions.context_length, 2 * _PROBE_TOKENS),
+    )
+    cache = KVCache(geometry)
+    try:
+        runner = OrtModelRunner(
+            directory / manifest.graphs[0].file,
+            cache,
+            vocabulary_size=manifest.dimensions.vocabulary_size,
+            options=SessionOptions(plan_threads()),
+        )
+    except ProviderError as exc:
+        raise ExportError(f"the exported graph does not open: {exc.message}") from exc
+    at_once = _last_logits(runner, tokens, [_PROBE_TOKENS])
+    in_pieces = _last_logits(runner, tokens, [7, _PROBE_TOKENS - 8, 1])
+    runner.close()
+    cache.close()
+    if not np.isfinite(at_once).all():
+        raise ExportError("the exported graph gives logits that are not finite")
+    difference = float(np.abs(at_once - in_pieces).max() / max(1.0, np.abs(at_once).max()))
+    if difference > _TOLERANCE:
+        raise ExportError(f"the exported graph's cache is wrong: logits differ by {difference:.3g}")
+    return True
+
+
+def _last_logits(
+    runner: OrtModelRunner, tokens: NDArray[np.int64], pieces: list[int]
+) -> NDArray[np.float32]:
+    held = 0
+    for count in pieces:
+        logits = runner.run(
+            StepInput(
+                first_slot=0,
+                token_ids=tokens[None, held : held + count],
+                held=np.array([held], np.int32),
+                lengths=np.array([count], np.int32),
+                logits_indices=np.array([[count - 1]], np.int64),
+            )
+        )
+        held += count
+    last: NDArray[np.float32] = logits[0, 0].copy()
+    return last

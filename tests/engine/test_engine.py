@@ -1,0 +1,377 @@
+"""The engine over scripted doubles: what is asked of the runner, and what comes out."""
+
+from __future__ import annotations
+
+import dataclasses
+import threading
+import time
+from collections.abc import Callable, Sequence
+
+import numpy as np
+import pytest
+
+from edge_runtime.bundle import (
+    GenerationDefaults,
+    GraphEntry,
+    Manifest,
+    ModelDimensions,
+    Quantization,
+    SourceEntry,
+    TokenizerEntry,
+)
+from edge_runtime.engine.driver import EngineDriver
+from edge_runtime.engine.engine import Engine, EngineOptions
+from edge_runtime.engine.request import Delta, FinishReason
+from edge_runtime.errors import (
+    ChatTemplateError,
+    EdgeRuntimeError,
+    EmptyPromptError,
+    InvalidParameterError,
+    PromptTooLongError,
+    RunError,
+)
+from edge_runtime.generation.params import SamplingParams
+from edge_runtime.testing import ByteTokenizer, ScriptedRunner, replying
+from edge_runtime.text.chat_template import ChatTemplate
+
+TOKENIZER = ByteTokenizer()
+END = TOKENIZER.encode("<|end|>")[0]
+GREEDY = SamplingParams(temperature=0.0)
+
+
+def make_engine(
+    script: Callable[[Sequence[int]], int],
+    *,
+    context: int = 100,
+    options: EngineOptions | None = None,
+    chat_template: ChatTemplate | None = None,
+    defaults: GenerationDefaults | None = None,
+    runner: ScriptedRunner | None = None,
+) -> tuple[Engine, ScriptedRunner]:
+    size = TOKENIZER.vocabulary_size
+    runner = runner or ScriptedRunner(script, vocabulary_size=size)
+    manifest = Manifest(
+        schema_version=1,
+        name="scripted",
+        architecture="none",
+        producer="test",
+        dimensions=ModelDimensions(1, 1, 1, 1, 1, size, context),
+        tokenizer=TokenizerEntry(end_token_ids=(END,), bos_token_id=256),
+        graphs=(GraphEntry("g", (), "fused", "int8", (), "1.23"),),
+        quantization=Quantization("int8"),
+        files={},
+        source=SourceEntry("none", "none", "0" * 64),
+        generation=defaults or GenerationDefaults(),
+    )
+    engine = Engine(
+        manifest,
+        runner=runner,
+        tokenizer=TOKENIZER,
+        chat_template=chat_template,
+        context_length=context,
+        options=options or EngineOptions(),
+    )
+    return engine, runner
+
+
+def answering(prompt: str, answer: str) -> Callable[[Sequence[int]], int]:
+    return replying(TOKENIZER.encode(prompt), [*TOKENIZER.encode(answer), END, END])
+
+
+def test_an_answer_ends_at_the_end_token_and_does_not_show_it() -> None:
+    engine, _ = make_engine(answering("hi", "hello"))
+    completion = engine.generate("hi", GREEDY)
+    assert completion.text == "hello"
+    assert completion.finish_reason is FinishReason.STOP
+    assert completion.token_ids == (*TOKENIZER.encode("hello"), END)
+    assert completion.usage.prompt_tokens == 2
+    assert completion.usage.completion_tokens == 6
+
+
+def test_the_three_rungs_agree() -> None:
+    engine, _ = make_engine(answering("hi", "hello"))
+    tokens = [d.token_id for d in engine.generate_tokens(TOKENIZER.encode("hi"), GREEDY)]
+    deltas = list(engine.stream("hi", GREEDY))
+    whole = engine.generate("hi", GREEDY)
+    assert tuple(tokens) == tuple(t for d in deltas for t in d.token_ids) == whole.token_ids
+    assert "".join(d.text for d in deltas) == whole.text
+    assert [d.finish_reason for d in deltas[:-1]] == [None] * (len(deltas) - 1)
+    assert deltas[-1].usage is not None
+
+
+@pytest.mark.parametrize("chunk", [1, 3, 4, 100])
+def test_a_prompt_is_read_in_chunks_and_only_its_last_one_wants_logits(chunk: int) -> None:
+    engine, runner = make_engine(
+        answering("0123456789", "x"), options=EngineOptions(chunk_size=chunk)
+    )
+    assert engine.generate("0123456789", GREEDY).text == "x"
+    prefill = runner.steps[: -(-10 // chunk)]
+    assert [s.token_ids.shape[1] for s in prefill[:-1]] == [chunk] * (len(prefill) - 1)
+    assert sum(s.token_ids.shape[1] for s in prefill) == 10
+    assert [s.logits_indices.shape[1] for s in prefill] == [0] * (len(prefill) - 1) + [1]
+
+
+def test_max_tokens_ends_with_length_and_shows_what_was_held_back() -> None:
+    engine, _ = make_engine(answering("p", "abc"))
+    params = dataclasses.replace(GREEDY, max_tokens=2, stop=("bZ",))
+    completion = engine.generate("p", params)
+    assert (completion.text, completion.finish_reason) == ("ab", FinishReason.LENGTH)
+
+
+def test_a_full_context_ends_with_length() -> None:
+    engine, _ = make_engine(answering("12345", "abcdefgh"), context=8)
+    completion = engine.generate("12345", GREEDY)
+    assert (completion.text, completion.finish_reason) == ("abc", FinishReason.LENGTH)
+
+
+def test_a_prompt_that_fills_the_context_gets_one_token() -> None:
+    engine, _ = make_engine(answering("12345", "abc"), context=5)
+    completion = engine.generate("12345", GREEDY)
+    assert (completion.text, completion.finish_reason) == ("a", FinishReason.LENGTH)
+
+
+def test_a_stop_string_over_several_tokens_is_cut_exactly() -> None:
+    engine, _ = make_engine(answering("p", "one END two"))
+    completion = engine.generate("p", dataclasses.replace(GREEDY, stop=("END",)))
+    assert (completion.text, completion.finish_reason) == ("one ", FinishReason.STOP)
+    assert completion.token_ids == tuple(TOKENIZER.encode("one END"))
+
+
+def test_stop_token_ids_end_generation() -> None:
+    engine, _ = make_engine(answering("p", "abc"))
+    completion = engine.generate("p", dataclasses.replace(GREEDY, stop_token_ids=(ord("b"),)))
+    assert (completion.text, completion.finish_reason) == ("a", FinishReason.STOP)
+
+
+def test_ignore_eos_goes_past_the_end_token() -> None:
+    script = replying(TOKENIZER.encode("p"), [END, ord("a"), ord("b"), 0])
+    engine, _ = make_engine(script)
+    completion = engine.generate("p", dataclasses.replace(GREEDY, ignore_eos=True, max_tokens=3))
+    assert (completion.text, completion.finish_reason) == ("ab", FinishReason.LENGTH)
+
+
+def test_characters_split_over_tokens_come_whole() -> None:
+    engine, _ = make_engine(answering("p", "日本🎉é"))
+    texts = [d.text for d in engine.stream("p", GREEDY)]
+    assert "".join(texts) == "日本🎉é"
+    assert all("\ufffd" not in t for t in texts)
+
+
+def test_a_character_cut_by_max_tokens_is_left_out() -> None:
+    engine, _ = make_engine(answering("p", "a日"))
+    assert engine.generate("p", dataclasses.replace(GREEDY, max_tokens=3)).text == "a"
+
+
+def test_the_next_turn_evaluates_only_what_is_new() -> None:
+    engine, runner = make_engine(answering("hi", "hello"))
+    engine.generate("hi", GREEDY)
+    before = len(runner.steps)
+    runner._next_token = answering("hihello+", "ok")
+    completion = engine.generate("hihello+", GREEDY)
+    assert completion.text == "ok"
+    assert completion.usage.cached_tokens == len("hihello")
+    assert runner.steps[before].token_ids.tolist() == [TOKENIZER.encode("+")]
+
+
+def test_a_prompt_that_is_fully_held_evaluates_one_token() -> None:
+    engine, runner = make_engine(answering("hi", "hello"))
+    first = engine.generate("hi", GREEDY)
+    before = len(runner.steps)
+    again = engine.generate("hi", GREEDY)
+    assert again.token_ids == first.token_ids
+    assert again.usage.cached_tokens == 1
+    assert runner.steps[before].token_ids.shape == (1, 1)
+
+
+def test_reset_forgets_what_was_held() -> None:
+    engine, _ = make_engine(answering("hi", "hello"))
+    engine.generate("hi", GREEDY)
+    engine.reset()
+    assert engine.memory().cache_tokens == 0
+    assert engine.generate("hi", GREEDY).usage.cached_tokens == 0
+
+
+def test_an_empty_prompt_is_refused() -> None:
+    engine, _ = make_engine(answering("", ""))
+    with pytest.raises(EmptyPromptError):
+        engine.generate("", GREEDY)
+
+
+def test_a_prompt_longer_than_the_context_names_both_counts() -> None:
+    engine, runner = make_engine(answering("", ""), context=4)
+    with pytest.raises(PromptTooLongError, match=r"5 tokens.* 4"):
+        engine.generate("12345", GREEDY)
+    assert not runner.steps
+
+
+def test_a_token_outside_the_vocabulary_is_refused_by_value() -> None:
+    engine, _ = make_engine(answering("", ""))
+    with pytest.raises(InvalidParameterError, match="999"):
+        list(engine.generate_tokens([1, 999], GREEDY))
+
+
+def test_a_conversation_without_a_template_says_what_to_do() -> None:
+    engine, _ = make_engine(answering("", ""))
+    with pytest.raises(ChatTemplateError, match="scripted") as caught:
+        engine.generate([{"role": "user", "content": "hi"}], GREEDY)
+    assert "--raw" in str(caught.value.hint)
+
+
+def test_a_conversation_goes_through_the_template() -> None:
+    template = ChatTemplate(
+        "{% for m in messages %}[{{ m['role'] }}]{{ m['content'] }}{% endfor %}>", special_tokens={}
+    )
+    engine, _ = make_engine(answering("[user]hi>", "yo"), chat_template=template)
+    assert engine.generate([{"role": "user", "content": "hi"}], GREEDY).text == "yo"
+
+
+def test_the_models_own_generation_defaults_apply_where_the_caller_is_silent() -> None:
+    engine, _ = make_engine(answering("p", "a"), defaults=GenerationDefaults(temperature=0.3))
+    assert engine.default_params().temperature == 0.3
+    assert engine.default_params(temperature=0.0).temperature == 0.0
+    assert engine.default_params().top_p == 1.0
+
+
+def test_a_failed_run_fails_its_request_and_the_engine_goes_on() -> None:
+    size = TOKENIZER.vocabulary_size
+    runner = ScriptedRunner(answering("hi", "hello"), vocabulary_size=size, fail_at=(2,))
+    engine, _ = make_engine(answering("hi", "hello"), runner=runner)
+    with pytest.raises(RunError, match="scripted to fail"):
+        engine.generate("hi", GREEDY)
+    assert not engine.has_work
+    assert engine.generate("hi", GREEDY).text == "hello"
+
+
+def test_leaving_a_stream_early_frees_the_slot() -> None:
+    engine, _ = make_engine(answering("hi", "hello"))
+    stream = engine.stream("hi", GREEDY)
+    next(stream)
+    stream.close()  # type: ignore[attr-defined]
+    assert not engine.has_work
+    assert engine.generate("hi", GREEDY).text == "hello"
+
+
+def test_cancel_inside_a_run_stops_that_run() -> None:
+    """A cancel that comes while the only request's chunk is evaluated terminates the run."""
+    size = TOKENIZER.vocabulary_size
+    holder: list[Engine] = []
+    sequences: list[object] = []
+
+    def cancel_during(run: int) -> None:
+        if run == 2:
+            holder[0].cancel(sequences[0])  # type: ignore[arg-type]
+
+    prompt = TOKENIZER.encode("0123456789")
+    runner = ScriptedRunner(
+        answering("0123456789", "x"), vocabulary_size=size, before_run=cancel_during
+    )
+    engine, _ = make_engine(answering("", ""), runner=runner, options=EngineOptions(chunk_size=2))
+    holder.append(engine)
+    deltas: list[Delta | EdgeRuntimeError] = []
+    sequences.append(engine.submit(prompt, GREEDY, emit=deltas.append))
+    while engine.has_work:
+        engine.step()
+    assert len(runner.steps) == 2
+    assert [d.finish_reason for d in deltas if isinstance(d, Delta)] == [FinishReason.CANCELLED]
+
+
+def test_a_terminated_run_is_tried_again_for_those_who_were_not_cancelled() -> None:
+    size = TOKENIZER.vocabulary_size
+    holder: list[ScriptedRunner] = []
+
+    def terminate_once(run: int) -> None:
+        if run == 2:
+            holder[0].terminate()
+
+    runner = ScriptedRunner(
+        answering("hi", "hello"), vocabulary_size=size, before_run=terminate_once
+    )
+    holder.append(runner)
+    engine, _ = make_engine(answering("", ""), runner=runner)
+    assert engine.generate("hi", GREEDY).text == "hello"
+
+
+def test_logprobs_are_of_the_raw_distribution() -> None:
+    engine, _ = make_engine(answering("p", "a"))
+    completion = engine.generate("p", dataclasses.replace(GREEDY, logprobs=1, max_tokens=1))
+    expected = 1.0 - np.log(np.e + TOKENIZER.vocabulary_size - 1)
+    assert completion.logprobs[0].chosen.token_id == ord("a")
+    assert completion.logprobs[0].chosen.logprob == pytest.approx(expected)
+
+
+def test_sequences_in_several_slots_decode_in_one_step() -> None:
+    def script(seen: Sequence[int]) -> int:
+        return seen[-1] + 1 if seen[-1] < ord("e") else END
+
+    engine, runner = make_engine(script, options=EngineOptions(slots=2))
+    texts: dict[str, str] = {"a": "", "c": ""}
+    for prompt in texts:
+
+        def emit(delta: Delta | EdgeRuntimeError, prompt: str = prompt) -> None:
+            assert isinstance(delta, Delta)
+            texts[prompt] += delta.text
+
+        engine.submit(TOKENIZER.encode(prompt), GREEDY, emit=emit)
+    while engine.has_work:
+        engine.step()
+    assert texts == {"a": "bcde", "c": "de"}
+    assert any(step.token_ids.shape == (2, 1) for step in runner.steps)
+
+
+# The driver
+
+
+def test_the_driver_streams_from_its_own_thread() -> None:
+    engine, _ = make_engine(answering("hi", "hello"))
+    with EngineDriver(engine) as driver:
+        deltas = list(driver.submit(TOKENIZER.encode("hi"), GREEDY))
+    assert "".join(d.text for d in deltas) == "hello"
+    assert deltas[-1].finish_reason is FinishReason.STOP
+
+
+def test_a_request_that_cannot_be_raises_where_it_is_read() -> None:
+    engine, _ = make_engine(answering("hi", "hello"))
+    with EngineDriver(engine) as driver:
+        with pytest.raises(EmptyPromptError):
+            list(driver.submit([], GREEDY))
+        assert list(driver.submit(TOKENIZER.encode("hi"), GREEDY))
+
+
+def endless(seen: Sequence[int]) -> int:
+    time.sleep(0.001)
+    return ord("a")
+
+
+def test_cancelling_a_handle_ends_its_stream() -> None:
+    engine, _ = make_engine(endless, context=100_000)
+    with EngineDriver(engine) as driver:
+        handle = driver.submit(TOKENIZER.encode("p"), GREEDY)
+        reasons = []
+        for count, delta in enumerate(handle):
+            if count == 3:
+                handle.cancel()
+            reasons.append(delta.finish_reason)
+        assert reasons[-1] is FinishReason.CANCELLED
+        assert not engine.has_work
+
+
+def test_a_queued_requests_leaving_does_not_touch_the_running_one() -> None:
+    engine, _ = make_engine(endless, context=50)
+    with EngineDriver(engine) as driver:
+        running = driver.submit(TOKENIZER.encode("p"), GREEDY)
+        queued = driver.submit(TOKENIZER.encode("q"), GREEDY)
+        queued.cancel()
+        assert [d.finish_reason for d in queued] == [FinishReason.CANCELLED]
+        assert [d.finish_reason for d in running][-1] is FinishReason.LENGTH
+
+
+def test_closing_the_driver_cancels_what_runs_and_ends_the_thread() -> None:
+    engine, _ = make_engine(endless, context=100_000)
+    driver = EngineDriver(engine)
+    handle = driver.submit(TOKENIZER.encode("p"), GREEDY)
+    next(iter(handle))
+    driver.close()
+    assert [d.finish_reason for d in handle][-1] is FinishReason.CANCELLED
+    with pytest.raises(RunError):
+        driver.submit(TOKENIZER.encode("p"), GREEDY)
+    assert "engine" not in {t.name for t in threading.enumerate()}

@@ -1,0 +1,64 @@
+from __future__ import annotations
+
+import sys
+
+import numpy as np
+import pytest
+
+from edge_runtime.engine.kv_cache import CacheGeometry, KVCache
+from edge_runtime.engine.memory import process_memory
+
+GEOMETRY = CacheGeometry(layers=2, slots=3, kv_heads=2, capacity=4096, head_size=64)
+
+
+def test_arrays_do_not_overlap_and_addresses_point_into_them() -> None:
+    cache = KVCache(GEOMETRY)
+    for layer in range(2):
+        for part in range(2):
+            cache.array(layer, part)[:, :, 0] = 10 * layer + part
+    for layer in range(2):
+        for part in range(2):
+            array = cache.array(layer, part)
+            assert (array[:, :, 0] == 10 * layer + part).all()
+            assert (array[:, :, 1] == 0).all()
+            assert cache.address(layer, part, 2) == array[2].ctypes.data
+    del array
+    cache.close()
+
+
+def test_bytes_of_a_token() -> None:
+    assert GEOMETRY.token_bytes == 2 * 2 * 2 * 64 * 4
+
+
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="reads /proc")
+def test_memory_is_committed_as_it_is_touched_and_given_back() -> None:
+    geometry = CacheGeometry(layers=1, slots=2, kv_heads=1, capacity=1 << 18, head_size=64)
+
+    def anonymous() -> int:
+        held = process_memory().anonymous_bytes
+        assert held is not None
+        return held
+
+    before = anonymous()
+    cache = KVCache(geometry)  # 256 MiB reserved
+    assert anonymous() - before < 8 << 20
+    cache.array(0, 0)[1, 0, : 1 << 17] = 1.0  # 32 MiB
+    assert anonymous() - before > 24 << 20
+    cache.release(1, keep_tokens=100)
+    assert anonymous() - before < 8 << 20
+    kept = cache.array(0, 0)[1, 0, :200]
+    assert (kept[:100] == 1).all()
+    assert not kept[112:].any()
+    del kept
+    cache.close()
+
+
+def test_releasing_one_slot_leaves_its_neighbours() -> None:
+    cache = KVCache(CacheGeometry(layers=1, slots=3, kv_heads=2, capacity=50, head_size=24))
+    array = cache.array(0, 1)
+    array[...] = np.arange(3)[:, None, None, None] + 1
+    cache.release(1)
+    assert (array[0] == 1).all()
+    assert (array[2] == 3).all()
+    del array
+    cache.close()
