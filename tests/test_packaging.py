@@ -53,7 +53,7 @@ def test_the_wheel_holds_every_tracked_module_and_data_file(wheel: zipfile.ZipFi
         assert files
         missing = {f.relative_to(top.parent).as_posix() for f in files} - names
         assert not missing
-    assert "edge_runtime/store/catalog.toml" in names
+    assert {"edge_runtime/store/catalog.toml", "edge_runtime/py.typed"} <= names
 
 
 def test_the_wheel_holds_no_tests_and_no_leftovers(wheel: zipfile.ZipFile):
