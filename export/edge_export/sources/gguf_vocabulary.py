@@ -135,8 +135,8 @@ def _array(
         value = value.tolist()
     if not isinstance(value, (list, tuple)):
         raise SourceFormatError(f"{key} should be an array, found {value!r:.60}")
-    wrong = next((item for item in value if not isinstance(item, kind)), None)
-    if wrong is not None:
+    if not all(issubclass(found, kind) for found in set(map(type, value))):
+        wrong = next(item for item in value if not isinstance(item, kind))
         raise SourceFormatError(f"{key} holds {wrong!r:.60}")
     if length is not None and len(value) != length:
         raise SourceFormatError(f"{key} has {len(value)} values for {length} tokens")
