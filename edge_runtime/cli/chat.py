@@ -18,12 +18,11 @@ from edge_runtime.cli.generation import (
     stream_answer,
     terminal_writer,
 )
+from edge_runtime.cli.main import INTERRUPTED
 from edge_runtime.cli.standard_input import require_valid_unicode
 from edge_runtime.engine.request import FinishReason
 from edge_runtime.errors import ChatTemplateError, PromptTooLongError
 from edge_runtime.generation.params import SamplingParams
-
-_INTERRUPTED = 130
 
 HELP = '''\
 /help         this text
@@ -82,7 +81,7 @@ def _converse(chat: Chat, source: Typed | Piped) -> int:
             outcome = chat.turn(text)
             failed = failed or outcome is None
             if outcome is FinishReason.CANCELLED and not source.interactive:
-                return _INTERRUPTED  # whoever pipes a script of turns wants all of it ended
+                return INTERRUPTED  # whoever pipes a script of turns wants all of it ended
 
 
 class Chat:

@@ -18,14 +18,13 @@ from edge_runtime.cli.generation import (
     terminal_writer,
     timings,
 )
+from edge_runtime.cli.main import INTERRUPTED
 from edge_runtime.cli.standard_input import read_piped_text, require_valid_unicode
 from edge_runtime.engine.request import FinishReason, TokenLogprob
 from edge_runtime.errors import EmptyPromptError, UsageError
 
 if TYPE_CHECKING:
     from edge_runtime.text.tokenizer import Tokenizer
-
-_INTERRUPTED = 130
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
@@ -66,7 +65,7 @@ def run(arguments: argparse.Namespace) -> int:
                 write("\n")
         if arguments.verbose:
             print(f"\n{statistics(session, answer)}", file=sys.stderr)
-    return _INTERRUPTED if answer.finish_reason is FinishReason.CANCELLED else 0
+    return INTERRUPTED if answer.finish_reason is FinishReason.CANCELLED else 0
 
 
 def _check_combinations(arguments: argparse.Namespace) -> None:

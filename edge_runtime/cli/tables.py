@@ -19,7 +19,7 @@ def table(header: Sequence[str], rows: Sequence[Sequence[str]], *, right: str = 
     Returns:
         The lines, without a newline at the end.
     """
-    lines = [list(header), *(list(row) for row in rows)]
+    lines = [[_shown(cell) for cell in line] for line in (header, *rows)]
     widths = [max(len(line[i]) for line in lines) for i in range(len(header))]
     aligned = [name in right.split() for name in header]
     return "\n".join(
@@ -34,4 +34,9 @@ def table(header: Sequence[str], rows: Sequence[Sequence[str]], *, right: str = 
 def pairs(items: Sequence[tuple[str, str]]) -> str:
     """Lay out names and values, one pair a line."""
     width = max(len(name) for name, _ in items)
-    return "\n".join(f"{name:<{width}}  {value}".rstrip() for name, value in items)
+    return "\n".join(f"{_shown(name):<{width}}  {_shown(value)}".rstrip() for name, value in items)
+
+
+def _shown(cell: str) -> str:
+    """The cell with control characters made visible: files that are shown may come from anyone."""
+    return cell if cell.isprintable() else "".join(c if c.isprintable() else "\ufffd" for c in cell)

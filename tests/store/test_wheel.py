@@ -85,7 +85,7 @@ def test_a_wheel_without_the_member_is_deleted(tmp_path: Path):
 
 
 def test_pips_own_reason_is_passed_on(index: Path, tmp_path: Path):
-    with pytest.raises(DownloadError, match="pip could not bring tiny-model==1.0: No matching"):
+    with pytest.raises(DownloadError, match=r"pip could not bring tiny-model==1\.0: No matching"):
         wheel.fetch(SOURCE, tmp_path / "work", tmp_path / "part", silent)
     assert list((tmp_path / "work").iterdir()) == []
 
