@@ -59,13 +59,16 @@ class _Bars:
         if self._bars is None:
             self._bars = _rich_progress()
             self._bars.start()
-        total = progress.total_bytes or None
+        # A stage that counts nothing says 1 of 1: its bar only moves.
+        total = progress.total_bytes if progress.total_bytes > 1 else None
+        amount = _amount(progress) if progress.done_bytes > 1 else ""
         if self._task is None or progress.stage != self._stage:
             if self._task is not None:
                 self._bars.remove_task(self._task)
             self._stage = progress.stage
-            self._task = self._bars.add_task(progress.stage, total=total)
-        self._bars.update(self._task, completed=progress.done_bytes, total=total)
+            self._task = self._bars.add_task(progress.stage, total=total, amount=amount)
+        done = progress.done_bytes
+        self._bars.update(self._task, completed=done, total=total, amount=amount)
 
     def end(self) -> None:
         """Take the bar away."""
@@ -86,25 +89,30 @@ class _Lines:
         if now_s - self._last_s < _LINE_INTERVAL_S:
             return
         self._last_s = now_s
-        done = format_bytes(progress.done_bytes)
-        if progress.total_bytes:
-            share = 100 * progress.done_bytes // progress.total_bytes
-            done = f"{share}% ({done} of {format_bytes(progress.total_bytes)})"
-        print(f"{progress.stage}: {done}", file=sys.stderr, flush=True)
+        print(f"{progress.stage}: {_amount(progress)}", file=sys.stderr, flush=True)
 
     def end(self) -> None:
         """Nothing is left open."""
 
 
+def _amount(progress: Progress) -> str:
+    """How much is done, in percent where there is a total."""
+    done = format_bytes(progress.done_bytes)
+    if not progress.total_bytes:
+        return done
+    share = 100 * progress.done_bytes // progress.total_bytes
+    return f"{share}% ({done} of {format_bytes(progress.total_bytes)})"
+
+
 def _rich_progress() -> RichProgress:
     from rich.console import Console
-    from rich.progress import BarColumn, DownloadColumn, TextColumn, TimeRemainingColumn
+    from rich.progress import BarColumn, TextColumn, TimeRemainingColumn
     from rich.progress import Progress as RichProgress
 
     return RichProgress(
         TextColumn("{task.description}", markup=False),
         BarColumn(),
-        DownloadColumn(),
+        TextColumn("{task.fields[amount]}", markup=False),
         TimeRemainingColumn(),
         console=Console(stderr=True),
         transient=True,

@@ -18,7 +18,7 @@ from typing import Any
 
 from edge_runtime.errors import DownloadError, EdgeRuntimeError
 from edge_runtime.store.home import storage_error
-from edge_runtime.store.progress import Progress, Report
+from edge_runtime.store.progress import Notice, Progress, Report, format_bytes
 
 _REACH_TIMEOUT_S = 4.0  # the library itself would retry for 23 s before it gives up
 _REQUEST_TIMEOUT_S = 15.0
@@ -99,6 +99,8 @@ def _copy(remote: Any, total: int, part: Path, name: str, report: Report) -> Non
         if done > total:  # not a beginning of this file
             local.truncate(0)
             done = 0
+        if done:
+            report(Notice(f"going on after the {format_bytes(done)} that came before"))
         remote.seek(done)
         report(Progress(f"downloading {name}", done, total))
         while done < total:

@@ -158,7 +158,8 @@ def _pull_from_hub(repo: str, file: str | None, home: Home, report: Report) -> P
     size = "size unknown" if wanted.size_bytes is None else format_bytes(wanted.size_bytes)
     terms = repository.license or "not stated: see the model's page"
     report(Notice(f"{HUB_PREFIX}{repo}:{wanted.file}, {size}, licence {terms}"))
-    name = re.sub(r"\W+", "-", f"{repo}-{wanted.file}")
+    # Of a long path the end tells the files of a repository apart.
+    name = re.sub(r"\W+", "-", f"{repo}-{wanted.file}")[-150:]
     with home.exclusive(f"pull-{name}", doing=f"pulling {wanted.file}", report=report):
         if not final.is_file():
             _require_space(home, wanted.size_bytes or 0)
@@ -172,7 +173,12 @@ def _pull_from_hub(repo: str, file: str | None, home: Home, report: Report) -> P
 
 
 def _choose(repository: hub.HubRepository, file: str | None) -> hub.HubFile:
-    candidates = [entry for entry in repository.files if entry.file.lower().endswith(".gguf")]
+    # The names are the hub's word, and become paths here.
+    candidates = [
+        entry
+        for entry in repository.files
+        if entry.file.lower().endswith(".gguf") and is_safe_relative_path(entry.file)
+    ]
     names = [entry.file for entry in candidates]
     if file is not None:
         for entry in candidates:

@@ -224,6 +224,16 @@ def test_one_of_several_has_to_be_chosen(home: Home, monkeypatch: pytest.MonkeyP
     assert pull("hf:org/repo:b.gguf", report=Heard(), home=home).name == "b.gguf"
 
 
+def test_a_name_from_the_hub_that_leaves_the_store_is_not_taken(
+    home: Home, monkeypatch: pytest.MonkeyPatch
+):
+    serve(monkeypatch, repository("../../evil.gguf", "a.gguf"))
+    assert pull("hf:org/repo", report=Heard(), home=home).name == "a.gguf"
+    serve(monkeypatch, repository("../../evil.gguf"))
+    with pytest.raises(UnsupportedModelError):
+        pull("hf:org/repo", report=Heard(), home=home)
+
+
 def test_a_file_that_is_there_needs_no_network(home: Home, monkeypatch: pytest.MonkeyPatch):
     serve(monkeypatch, repository("a.gguf"))
     path = pull("hf:org/repo:a.gguf", report=Heard(), home=home)
