@@ -1,9 +1,9 @@
 """Changes to logits and filters on what may be drawn, as plain functions.
 
 Changes work in place on the caller's own (V,) float32 copy and touch only the token ids they name.
-Filters work on :class:`Candidates`: the likeliest tokens of a distribution in falling order, so
-that no filter sorts a vocabulary. Where the candidates are too few to decide, a filter answers
-None and the caller comes back with more of them; what it decides is what it would decide on all.
+Filters work on :class:`Candidates`: those tokens of a distribution that a bound shows to hold all
+that the filter can keep, so that nothing sorts a vocabulary; what a filter decides on them is what
+it would decide on all.
 
 The order is fixed, and is that of Hugging Face transformers where it has them: logit bias,
 repetition penalty, presence and frequency penalties, temperature, top-k, top-p, min-p, typical.
@@ -18,16 +18,18 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
-from functools import cached_property
 
 import numpy as np
 from numpy.typing import NDArray
 
-Logits = NDArray[np.float32]
-
-# Below exp of this a float32 is zero, so clamping to it changes no weight; it keeps 0 * -inf away.
-_LOG_OF_ZERO = -104.0
-_ROWS = 32
+from edge_runtime.generation.distribution import (
+    Logits,
+    Whole,
+    ids_at_least,
+    ids_of_highest,
+    locate,
+    rising_order,
+)
 
 
 class SeenTokens:
@@ -99,176 +101,115 @@ def penalize_presence_and_frequency(
 
 
 @dataclass(frozen=True)
-class Whole:
-    """The whole distribution after temperature; sums are taken on first use.
-
-    Args:
-        logits: (V,) float32, not written to.
-        highest: the largest of them.
-        temperature: above 0.
-        scratch: (V,) float32 to compute in; nobody else may use it while this lives.
-    """
-
-    logits: Logits
-    highest: np.float32
-    temperature: float
-    scratch: Logits
-
-    @cached_property
-    def weights(self) -> Logits:
-        """(V,) exp((logit - highest) / temperature), in ``scratch``."""
-        return np.exp(self._log_weights(self.scratch), out=self.scratch)
-
-    @cached_property
-    def total(self) -> float:
-        """The sum of the weights."""
-        return float(self.weights.sum())
-
-    @cached_property
-    def entropy(self) -> float:
-        """Shannon entropy in nats."""
-        terms = self._log_weights(np.empty_like(self.scratch))
-        np.maximum(terms, np.float32(_LOG_OF_ZERO), out=terms)
-        np.multiply(terms, self.weights, out=terms)
-        return float(np.log(self.total)) - float(terms.sum()) / self.total
-
-    def _log_weights(self, out: Logits) -> Logits:
-        np.subtract(self.logits, self.highest, out=out)
-        if self.temperature != 1.0:
-            np.divide(out, np.float32(self.temperature), out=out)
-        return out
-
-
-@dataclass(frozen=True)
 class Candidates:
-    """The likeliest tokens of a distribution, in falling order; among equals the lowest id first.
+    """The tokens of a distribution that its filters may keep.
 
     Args:
-        token_ids: (M,).
-        log_weights: (M,) float64, (logit - highest) / temperature: falling, the first one 0.
-        whole: the distribution they are the head of, every token outside being less likely than
-            each of them; None where they are all there is.
+        token_ids: (M,) rising at first, so that among equals the lowest id comes first; a filter
+            may leave them in its own order, which breaks ties the same way.
+        weights: (M,) float32, exp((logit - highest) / temperature).
+        whole: the distribution they are taken from, where the next filter is to judge them as a
+            part of it; None where they are all that is left.
     """
 
     token_ids: NDArray[np.int64]
-    log_weights: NDArray[np.float64]
+    weights: NDArray[np.float32]
     whole: Whole | None
-
-    @cached_property
-    def weights(self) -> NDArray[np.float64]:
-        """(M,) probabilities but for a common factor."""
-        return np.exp(self.log_weights)
 
     @property
     def total(self) -> float:
-        """The sum of the weights of the distribution, those outside the candidates included."""
+        """The sum of the weights of the distribution that the next filter judges."""
         return float(self.weights.sum()) if self.whole is None else self.whole.total
 
     @property
     def entropy(self) -> float:
-        """Entropy in nats of the distribution, those outside the candidates included."""
+        """The entropy in nats of the distribution that the next filter judges."""
         if self.whole is not None:
             return self.whole.entropy
-        finite = np.maximum(self.log_weights, _LOG_OF_ZERO)
-        return float(np.log(self.total) - (self.weights * finite).sum() / self.total)
+        present = self.weights[self.weights > 0]
+        total = float(present.sum())
+        return float(np.log(total) - (present * np.log(present)).sum() / total)
 
-    def only(self, kept: slice | NDArray[np.bool_]) -> Candidates:
-        """These and no others: the rest of the distribution is dropped."""
-        return Candidates(self.token_ids[kept], self.log_weights[kept], None)
-
-
-def candidates(whole: Whole, count: int) -> Candidates:
-    """The ``count`` likeliest tokens, and all that are as likely as the last of them."""
-    logits = whole.logits
-    ids = ids_of_highest(logits, count)
-    values = logits[ids]
-    # ids rise, so a stable sort leaves equals in the order of their ids.
-    order = np.argsort(-values, kind="stable")
-    log_weights = (values[order].astype(np.float64) - float(whole.highest)) / whole.temperature
-    return Candidates(ids[order], log_weights, None if ids.size == logits.size else whole)
+    def only(self, kept: NDArray[np.int64]) -> Candidates:
+        """Those at the indices ``kept`` and no others: the rest of the distribution is dropped."""
+        return Candidates(self.token_ids[kept], self.weights[kept], None)
 
 
-def ids_of_highest(logits: Logits, count: int) -> NDArray[np.int64]:
-    """Rising ids of the ``count`` highest logits and of every further one equal to their lowest.
-
-    Exact, and without sorting or partitioning the vocabulary: it is folded into columns, whose
-    maxima come from one vectorized pass. The count-th highest maximum is not above the count-th
-    highest logit (that many columns hold a logit so high), so everything wanted lies in the few
-    columns that reach it. A few more logits may reach it too; the exact cut is made among those.
-
-    Args:
-        logits: (V,) without NaN.
-        count: at least 1; V or more gives all ids.
-    """
-    size = logits.size
-    if count >= size:
-        return np.arange(size)
-    columns = size // _ROWS
-    if count * 4 > columns:
-        return np.flatnonzero(logits >= np.partition(logits, size - count)[size - count])
-    folded = logits[: _ROWS * columns].reshape(_ROWS, columns)
-    maxima = folded.max(axis=0)
-    floor = np.partition(maxima, columns - count)[columns - count]
-    reaching = np.flatnonzero(maxima >= floor)
-    row, column = np.nonzero(folded[:, reaching] >= floor)
-    rest = np.flatnonzero(logits[_ROWS * columns :] >= floor)
-    ids = np.concatenate([row * columns + reaching[column], rest + _ROWS * columns])
-    values = logits[ids]
-    lowest = np.partition(values, values.size - count)[values.size - count]
-    wanted: NDArray[np.int64] = ids[values >= lowest]
-    return wanted
-
-
-def top_k(given: Candidates, k: int) -> Candidates | None:
-    """Keep the k likeliest tokens (Fan et al. 2018, arXiv:1805.04833); None: too few candidates.
+def likeliest(whole: Whole, k: int) -> Candidates:
+    """Keep the k likeliest tokens (top-k; Fan et al. 2018, arXiv:1805.04833).
 
     Exactly k, the lowest ids among equals; transformers keeps all that equal the k-th.
     """
-    if given.whole is not None and given.token_ids.size < k:
-        return None
-    return given.only(slice(k))
+    ids = ids_of_highest(whole.logits, k)
+    ids = ids[np.argsort(-whole.logits[ids], kind="stable")[:k]]
+    return Candidates(ids, whole.weights_of(ids), None)
 
 
-def top_p(given: Candidates, p: float) -> Candidates | None:
+def within_top_p(whole: Whole, p: float) -> Candidates:
+    """Enough tokens for :func:`top_p` to decide as it would on all.
+
+    The tokens below (1 - p) / V of the total, at most V, have less than 1 - p of it together, so
+    those from there up reach p.
+    """
+    return _at_least(whole, (1 - p) * whole.total / whole.logits.size, part_of=whole)
+
+
+def within_typical(whole: Whole, mass: float) -> Candidates:
+    """Enough tokens for :func:`typical` to decide as it would on all.
+
+    As for top-p, the tokens above some probability reach the mass. Where that probability is so
+    low that its information is farther above the entropy than that of the likeliest token is
+    below, no token under it is nearer to the entropy than all of those.
+    """
+    floor = (1 - mass) * whole.total / whole.logits.size
+    mirrored = whole.total**2 * float(np.exp(-2 * whole.entropy))
+    return _at_least(whole, min(floor, mirrored), part_of=whole)
+
+
+def within_min_p(whole: Whole, p: float, *, part_of: Whole | None) -> Candidates:
+    """Enough tokens for :func:`min_p` to decide, and for a top-p that comes before it.
+
+    Both keep the likeliest tokens down to some probability, so the order of the two cuts does not
+    matter as long as top-p judges its tokens as ``part_of`` the whole distribution.
+    """
+    return _at_least(whole, p, part_of=part_of)
+
+
+def _at_least(whole: Whole, weight: float, *, part_of: Whole | None) -> Candidates:
+    """All tokens of at least this weight; rounding may let in a few below it."""
+    floor = float(whole.highest) + whole.temperature * (np.log(weight) if weight > 0 else -np.inf)
+    slack = 1e-6 * (abs(floor) + abs(float(whole.highest))) if weight > 0 else 0.0
+    ids = ids_at_least(whole.logits, np.float32(floor - slack))
+    return Candidates(ids, whole.weights_of(ids), part_of)
+
+
+def top_p(given: Candidates, p: float) -> Candidates:
     """Keep the fewest likeliest tokens whose probability reaches p (nucleus sampling).
 
-    Source: Holtzman et al. 2019, arXiv:1904.09751. None: too few candidates.
+    Source: Holtzman et al. 2019, arXiv:1904.09751.
     """
-    cumulated = np.cumsum(given.weights)
-    reached = int(np.searchsorted(cumulated, p * given.total))
-    if reached >= cumulated.size and given.whole is not None:
-        return None
-    return given.only(slice(reached + 1))
+    return _fewest_reaching(given, rising_order(~given.weights.view(np.uint32)), p)
 
 
-def min_p(given: Candidates, p: float) -> Candidates | None:
+def min_p(given: Candidates, p: float) -> Candidates:
     """Keep tokens at least p times as probable as the likeliest one.
 
-    Source: Nguyen et al. 2024, arXiv:2407.01082. None: too few candidates.
+    Source: Nguyen et al. 2024, arXiv:2407.01082.
     """
-    kept = int(np.searchsorted(-given.log_weights, -np.log(p), side="right"))
-    if kept == given.log_weights.size and given.whole is not None:
-        return None
-    return given.only(slice(max(kept, 1)))
+    return given.only(np.flatnonzero(given.weights >= np.float32(p) * given.weights.max()))
 
 
-def typical(given: Candidates, mass: float) -> Candidates | None:
+def typical(given: Candidates, mass: float) -> Candidates:
     """Keep the fewest tokens nearest the expected information whose probability reaches mass.
 
     A token's distance is | -log p - entropy |. Source: Meister et al. 2022, arXiv:2202.00666.
-    None: too few candidates.
     """
-    total = given.total
-    information = np.log(total) - given.log_weights  # (M,) rising; inf where the weight is 0
-    distance = np.abs(information - given.entropy)
-    order = np.argsort(distance, kind="stable")
-    if given.whole is not None:
-        # Any token outside is farther than this; nearer ones are all among the candidates.
-        known_to = information[-1] - given.entropy
-        order = order[distance[order] <= known_to]
-    reached = int(np.searchsorted(np.cumsum(given.weights[order]), mass * total))
-    if reached >= order.size and given.whole is not None:
-        return None
-    kept = np.zeros(distance.size, np.bool_)
-    kept[order[: reached + 1]] = True
-    return given.only(kept)
+    expected = np.float32(np.log(given.total) - given.entropy)
+    with np.errstate(divide="ignore"):  # a weight of 0 is infinitely far
+        distance = np.abs(np.log(given.weights) - expected)
+    return _fewest_reaching(given, rising_order(distance.view(np.uint32)), mass)
+
+
+def _fewest_reaching(given: Candidates, order: NDArray[np.int64], mass: float) -> Candidates:
+    last = locate(given.weights[order], mass * given.total, side="left")
+    return given.only(order[: last + 1])

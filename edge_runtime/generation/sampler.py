@@ -2,8 +2,7 @@
 
 One :class:`Sampler` lives as long as its sequence: it holds the random stream and the counts that
 penalties need. Runs once a token on vocabularies up to 256k, so greedy is one argmax, penalties
-touch only seen tokens, and filters look at the few likeliest tokens first and at more only where
-those do not decide.
+touch only seen tokens, and filters look at the tokens they can keep, never at a sorted vocabulary.
 
 Knows no engine, no text and no end tokens.
 """
@@ -11,7 +10,7 @@ Knows no engine, no text and no end tokens.
 from __future__ import annotations
 
 import secrets
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -19,26 +18,25 @@ from numpy.typing import NDArray
 
 from edge_runtime.engine.request import ChosenLogprob, TokenLogprob
 from edge_runtime.errors import InvalidParameterError, RunError
+from edge_runtime.generation.distribution import Whole, ids_of_highest, locate
 from edge_runtime.generation.logits_processors import (
     Candidates,
     SeenTokens,
-    Whole,
     add_logit_bias,
-    candidates,
-    ids_of_highest,
+    likeliest,
     min_p,
     penalize_presence_and_frequency,
     penalize_repetition,
-    top_k,
     top_p,
     typical,
+    within_min_p,
+    within_top_p,
+    within_typical,
 )
 from edge_runtime.generation.params import SamplingParams
 
 # A lower temperature only overflows: the likeliest token has all the probability long before.
 GREEDY_BELOW_TEMPERATURE = 1e-5
-_FIRST_CANDIDATES = 128
-_WIDEN_BY = 8
 
 
 @dataclass(frozen=True)
@@ -87,7 +85,8 @@ class Sampler:
         self._biases = np.fromiter(params.logit_bias.values(), np.float32)
         changes = self._seen is not None or self._bias_ids.size > 0
         self._changed = np.empty(self._shape, np.float32) if changes else None
-        self._scratch = None if self._greedy else np.empty(self._shape, np.float32)
+        needs_weights = not self._greedy or params.logprobs is not None
+        self._scratch = np.empty(self._shape if needs_weights else 0, np.float32)
 
     @property
     def random_seed(self) -> int:
@@ -98,27 +97,30 @@ class Sampler:
         """Choose a token and count it as generated.
 
         Args:
-            logits: (V,) float32, only read: it may be a view on a buffer of the engine.
+            logits: (V,) float32 (another float kind is copied), only read: it may be a view on a
+                buffer of the engine.
 
         Raises:
             RunError: logits of another shape, NaN or infinity among them, or all of them -inf.
         """
         if logits.shape != self._shape:
             raise RunError(f"the logits have the shape {logits.shape}, expected {self._shape}")
+        if logits.dtype != np.float32:
+            logits = logits.astype(np.float32)
         highest_id = int(logits.argmax())  # the first NaN where there is one
         highest = logits[highest_id]
         if not np.isfinite(highest):
             raise _broken_logits(float(highest))
-        with np.errstate(over="ignore", under="ignore"):
-            token_id = self._choose(logits, highest_id)
-            logprob = (
-                None
-                if self._params.logprobs is None
-                else _logprob(logits, highest, token_id, self._params.logprobs)
-            )
+        token_id = highest_id
+        if self._random is not None or self._changed is not None:
+            # A logit far below the others leaves float32's range on its way to a weight of 0.
+            with np.errstate(over="ignore", under="ignore"):
+                token_id = self._choose(logits, highest_id)
         if self._seen is not None:
             self._seen.add(token_id)
-        return Sampled(token_id, logprob)
+        if self._params.logprobs is None:
+            return Sampled(token_id, None)
+        return Sampled(token_id, self._logprob(logits, highest, token_id, self._params.logprobs))
 
     def _choose(self, logits: NDArray[np.float32], highest_id: int) -> int:
         if self._changed is not None:
@@ -126,7 +128,7 @@ class Sampler:
             highest_id = int(logits.argmax())
             if not np.isfinite(logits[highest_id]):
                 raise _broken_logits(float(logits[highest_id]))
-        if self._random is None or self._scratch is None:
+        if self._random is None:
             return highest_id
         temperature = self._params.temperature
         whole = Whole(logits, logits[highest_id], temperature, self._scratch)
@@ -148,81 +150,48 @@ class Sampler:
         return changed
 
     def _filtered(self, whole: Whole) -> Candidates | Whole:
-        """What may be drawn: the first set of candidates large enough to decide every filter."""
+        """What may be drawn; the first filter also narrows down what the others look at."""
         params = self._params
-        if params.top_k == 0 and params.top_p == 1 and params.min_p == 0 and params.typical_p == 1:
-            return whole
-        for count in _counts(params.top_k, self._shape[0]):
-            kept = self._filter(candidates(whole, count))
-            if kept is not None:
-                return kept
-        raise AssertionError("all tokens decide every filter")
-
-    def _filter(self, given: Candidates) -> Candidates | None:
-        params = self._params
-        kept: Candidates | None = given
         if params.top_k:
-            kept = top_k(given, params.top_k)
-        if kept is not None and params.top_p < 1:
+            kept = likeliest(whole, params.top_k)
+        elif params.min_p > 0:
+            kept = within_min_p(whole, params.min_p, part_of=whole if params.top_p < 1 else None)
+        elif params.top_p < 1:
+            kept = within_top_p(whole, params.top_p)
+        elif params.typical_p < 1:
+            kept = within_typical(whole, params.typical_p)
+        else:
+            return whole
+        if params.top_p < 1:
             kept = top_p(kept, params.top_p)
-        if kept is not None and params.min_p > 0:
+        if params.min_p > 0:
             kept = min_p(kept, params.min_p)
-        if kept is not None and params.typical_p < 1:
+        if params.typical_p < 1:
             kept = typical(kept, params.typical_p)
         return kept
 
+    def _logprob(
+        self, logits: NDArray[np.float32], highest: np.float32, token_id: int, top: int
+    ) -> ChosenLogprob:
+        """Natural-log probabilities of the distribution as the model gave it."""
+        with np.errstate(under="ignore"):
+            total = Whole(logits, highest, 1.0, self._scratch).total
+        offset = float(highest) + float(np.log(total))
 
-def _counts(k: int, vocabulary_size: int) -> Iterator[int]:
-    """How many candidates to try with, in turn; the last is the whole vocabulary."""
-    count = k or _FIRST_CANDIDATES
-    while count < vocabulary_size:
-        yield count
-        count *= _WIDEN_BY
-    yield vocabulary_size
+        def of(token: int) -> TokenLogprob:
+            return TokenLogprob(token, float(logits[token]) - offset)
+
+        if top == 0:
+            return ChosenLogprob(of(token_id), ())
+        ids = ids_of_highest(logits, top)
+        order = np.argsort(-logits[ids], kind="stable")[:top]
+        return ChosenLogprob(of(token_id), tuple(of(int(token)) for token in ids[order]))
 
 
 def _draw(source: Candidates | Whole, uniform: float) -> int:
     """The token at ``uniform`` (in [0, 1)) of the cumulated distribution."""
-    if isinstance(source, Candidates):
-        return int(source.token_ids[_index_at(source.weights, uniform)[0]])
-    # Two levels, because a running sum over the vocabulary costs more than all the rest.
-    weights = source.weights
-    width = max(1, int(weights.size**0.5))
-    starts = np.arange(0, weights.size, width)
-    block, uniform = _index_at(np.add.reduceat(weights, starts), uniform)
-    start = block * width
-    return start + _index_at(weights[start : start + width], uniform)[0]
-
-
-def _index_at(
-    weights: NDArray[np.float32] | NDArray[np.float64], uniform: float
-) -> tuple[int, float]:
-    """The index where ``uniform`` of the total falls, and how far into that weight, in [0, 1)."""
-    cumulated = np.cumsum(weights, dtype=np.float64)
-    target = uniform * cumulated[-1]
-    index = int(np.searchsorted(cumulated, target, side="right"))
-    before = cumulated[index - 1] if index else 0.0
-    within = (target - before) / (cumulated[index] - before)
-    return index, min(float(within), _BELOW_ONE)
-
-
-_BELOW_ONE = 1.0 - 2.0**-53
-
-
-def _logprob(
-    logits: NDArray[np.float32], highest: np.float32, token_id: int, top: int
-) -> ChosenLogprob:
-    """Natural-log probabilities of the distribution as the model gave it."""
-    offset = float(highest) + float(np.log(np.exp(logits - highest).sum(dtype=np.float64)))
-
-    def of(token: int) -> TokenLogprob:
-        return TokenLogprob(token, float(logits[token]) - offset)
-
-    if top == 0:
-        return ChosenLogprob(of(token_id), ())
-    ids = ids_of_highest(logits, top)
-    order = np.argsort(-logits[ids], kind="stable")[:top]
-    return ChosenLogprob(of(token_id), tuple(of(int(token)) for token in ids[order]))
+    index = locate(source.weights, uniform * source.total, side="right")
+    return int(source.token_ids[index]) if isinstance(source, Candidates) else index
 
 
 def _check_ids(name: str, ids: Iterable[int], vocabulary_size: int) -> None:

@@ -51,6 +51,10 @@ class _Content(Enum):
     EITHER = "a string or a list of parts"
 
 
+class _TemplateStoppedError(ChatTemplateError):
+    """The sandbox ended the rendering."""
+
+
 def no_chat_template(model: str) -> ChatTemplateError:
     """The error for a model that brings no template: none is guessed, a wrong one misleads it."""
     return ChatTemplateError(f"{model} has no chat template", hint=_RAW_HINT)
@@ -76,6 +80,14 @@ class ChatTemplate:
         self._lock = threading.Lock()
         self._reads: _Content | None = None
         self._has_system_role: bool | None = None
+
+    def compile(self) -> None:
+        """Compile now, say on another thread while the model loads, and not at the first rendering.
+
+        Raises:
+            ChatTemplateError: the source is not valid Jinja.
+        """
+        _ = self._compiled
 
     def render(
         self,
@@ -174,7 +186,7 @@ class ChatTemplate:
                 hint=f"change the messages as it asks; {_RAW_HINT}",
             ) from exc
         except SecurityError as exc:
-            raise ChatTemplateError(
+            raise _TemplateStoppedError(
                 f"the model's chat template was stopped: {exc.message}", hint=_RAW_HINT
             ) from exc
         except Exception as exc:  # template code can raise anything Python can
@@ -213,6 +225,8 @@ class _Trial:
     def _attempt(self, *messages: dict[str, Any]) -> str | None:
         try:
             return self._render(list(messages))
+        except _TemplateStoppedError:
+            raise  # it would only use up its allowance again
         except ChatTemplateError:
             return None
 

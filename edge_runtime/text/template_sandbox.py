@@ -13,9 +13,10 @@ from __future__ import annotations
 import json
 import re
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from datetime import datetime
 from functools import wraps
+from itertools import chain
 from typing import Any, cast
 
 from jinja2 import TemplateError, nodes
@@ -29,9 +30,12 @@ from jinja2.visitor import NodeTransformer
 MAX_STRING_CHARACTERS = 16 * 1024 * 1024
 MAX_CHARACTERS_MADE = 16 * MAX_STRING_CHARACTERS
 _MAX_INTEGER_BITS = 4096
-_MAX_WIDTH = 100_000  # as Jinja's own bound on range()
+_ITEM = 16  # what anything but a string counts for
+_MAX_WIDTH = 100_000  # Jinja's own bound on range()
 _WIDE_FORMAT = re.compile(r"%[^a-zA-Z%]*(\*|\d{6,})|\{[^}]*\d{6,}")
-_COUNTED = "counted by the sandbox"  # a filter whose name no template can write
+# Filters whose names no template can write.
+_COUNTED = "counted by the sandbox"
+_MEASURED = "measured by the sandbox"
 
 
 class RaisedByTemplateError(TemplateError):
@@ -52,12 +56,13 @@ class TemplateSandbox(ImmutableSandboxedEnvironment):
             trim_blocks=True,
             lstrip_blocks=True,
             extensions=[loopcontrols, GenerationTag],
-            finalize=self._count_printed,
+            finalize=self._measured,
         )
         self._time_limit_s = time_limit_s
         self.start_counting()
         self.filters["tojson"] = to_json
         self.filters[_COUNTED] = self._count_iterations
+        self.filters[_MEASURED] = self._measured
         for name in ("center", "indent", "batch", "slice", "wordwrap", "format"):
             self.filters[name] = _with_narrow_arguments(self.filters[name])
         self.filters["replace"] = _replace
@@ -79,11 +84,11 @@ class TemplateSandbox(ImmutableSandboxedEnvironment):
         """Check what an operator would make, then let it."""
         self._check_time()
         if operator == "+":
-            self._charge(_length(left) + _length(right))
+            self._charge(_size(left) + _size(right))
         elif operator == "%" and isinstance(left, str):
             _check_format(left)
         elif operator in ("*", "**"):
-            self._charge(_length(left) * _repeats(right) + _length(right) * _repeats(left))
+            self._charge(_size(left) * _repeats(right) + _size(right) * _repeats(left))
             _check_integers(operator, left, right)
         return super().call_binop(context, operator, left, right)
 
@@ -91,11 +96,12 @@ class TemplateSandbox(ImmutableSandboxedEnvironment):
     def call(__self, __context: Context, __obj: Any, *args: Any, **kwargs: Any) -> Any:  # noqa: N805
         """Check the time and, for methods of strings, the size; then call."""
         __self._check_time()
-        owner = getattr(__obj, "__self__", None)
+        method = getattr(__obj, "__wrapped__", __obj)  # Jinja wraps str.format
+        owner = getattr(method, "__self__", None)
         if isinstance(owner, str):
-            __self._check_string_method(owner, __obj.__name__, args, kwargs)
+            __self._check_string_method(owner, method.__name__, args, kwargs)
         result = super().call(__context, __obj, *args, **kwargs)
-        __self._charge(_length(result))
+        __self._charge(_size(result))
         return result
 
     def _check_string_method(
@@ -109,19 +115,19 @@ class TemplateSandbox(ImmutableSandboxedEnvironment):
         if name == "replace" and len(args) >= 2:
             self._charge(_length_replaced(owner, str(args[0]), str(args[1])))
         elif name == "join" and args and isinstance(args[0], (list, tuple)):
-            self._charge(len(owner) * len(args[0]) + sum(_length(item) for item in args[0]))
+            self._charge(len(owner) * len(args[0]) + sum(_size(item) for item in args[0]))
 
     def _with_counted_join(self, join: Callable[..., Any]) -> Callable[..., Any]:
         @wraps(join)
         def counted(context: Any, value: Any, d: str = "", attribute: Any = None) -> Any:
             items = list(value)
-            self._charge(len(str(d)) * len(items) + sum(_length(item) for item in items))
+            self._charge(len(str(d)) * len(items) + sum(_size(item) for item in items))
             return join(context, items, d, attribute)
 
         return counted
 
-    def _count_printed(self, value: Any) -> Any:
-        self._charge(_length(value))
+    def _measured(self, value: Any) -> Any:
+        self._charge(_size(value))
         return value
 
     def _count_iterations(self, items: Iterable[Any] | None) -> Iterator[Any]:
@@ -153,12 +159,28 @@ class GenerationTag(Extension):
 
 
 class _Counting(NodeTransformer):
-    """Leads loops and ``~`` past the counters; changes nothing that they mean."""
+    """Leads loops, ``~`` and literals past the counters; changes nothing that they mean.
+
+    Literals count because a list of the same list twice, nested, prints without end.
+    """
 
     def visit_For(self, node: nodes.For) -> nodes.For:  # noqa: N802
         self.generic_visit(node)
         node.iter = _filter(_COUNTED, node.iter)
         return node
+
+    def visit_List(self, node: nodes.List) -> nodes.Expr:  # noqa: N802
+        self.generic_visit(node)
+        constant = all(isinstance(item, nodes.Const) for item in node.items)
+        return node if constant else _filter(_MEASURED, node)
+
+    def visit_Tuple(self, node: nodes.Tuple) -> nodes.Expr:  # noqa: N802
+        self.generic_visit(node)
+        return node if node.ctx != "load" else _filter(_MEASURED, node)
+
+    def visit_Dict(self, node: nodes.Dict) -> nodes.Expr:  # noqa: N802
+        self.generic_visit(node)
+        return _filter(_MEASURED, node)
 
     def visit_Concat(self, node: nodes.Concat) -> nodes.Expr:  # noqa: N802
         self.generic_visit(node)
@@ -222,8 +244,17 @@ def _length_replaced(text: str, old: str, new: str) -> int:
     return len(text) + text.count(old) * max(0, len(new) - len(old))
 
 
-def _length(value: object) -> int:
-    return len(value) if isinstance(value, (str, list, tuple)) else 0
+def _size(value: object, known: dict[int, int] | None = None) -> int:
+    """About how many characters a value prints as, without walking twice what it holds twice."""
+    if isinstance(value, str):
+        return len(value)
+    if not isinstance(value, (list, tuple, Mapping)):
+        return _ITEM + (value.bit_length() // 3 if isinstance(value, int) else 0)
+    known = {} if known is None else known
+    if id(value) not in known:
+        parts = chain(value.keys(), value.values()) if isinstance(value, Mapping) else value
+        known[id(value)] = _ITEM + sum(_size(part, known) for part in parts)
+    return known[id(value)]
 
 
 def _repeats(value: object) -> int:
