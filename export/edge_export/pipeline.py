@@ -9,14 +9,13 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
 
 import onnx
 
 from edge_export.architectures.registry import read_spec
 from edge_export.architectures.spec import DecoderSpec
 from edge_export.graph.decoder import build_decoder
-from edge_export.quantize.recipes import QuantizedGroupStats
+from edge_export.quantize.recipes import QuantizedGroupStats, Recipe, add_stats
 from edge_export.sources.checkpoint import Checkpoint
 from edge_export.sources.gguf import open_gguf
 from edge_export.sources.gguf_tokenizer import TokenizerFiles, build_tokenizer
@@ -48,8 +47,6 @@ from edge_runtime.file_hash import sha256_of_file
 GRAPH_NAME = "decoder.onnx"
 WEIGHTS_NAME = "decoder.weights"
 
-Quant = Literal["auto", "int8", "int4"]
-
 
 @dataclass(frozen=True)
 class ExportOptions:
@@ -62,7 +59,7 @@ class ExportOptions:
         overwrite: replace a bundle that is already there.
     """
 
-    quant: Quant = "auto"
+    quant: Recipe = "auto"
     name: str | None = None
     overwrite: bool = False
 
@@ -154,23 +151,7 @@ def group_stats(stats: Sequence[tuple[str, QuantizedGroupStats]]) -> tuple[Quant
     groups: dict[tuple[str, str, str], list[QuantizedGroupStats]] = {}
     for role, item in stats:
         groups.setdefault((role, item.source_kind, item.stored_as), []).append(item)
-    return tuple(
-        QuantizedGroup(
-            name=role,
-            tensors=len(items),
-            source_kind=kind,
-            stored_as=stored_as,
-            source_bytes=sum(i.source_bytes for i in items),
-            stored_bytes=sum(i.stored_bytes for i in items),
-            relative_error=_relative_error(items),
-        )
-        for (role, kind, stored_as), items in groups.items()
-    )
-
-
-def _relative_error(items: Sequence[QuantizedGroupStats]) -> float:
-    norm = sum(i.squared_norm for i in items)
-    return float((sum(i.squared_error for i in items) / norm) ** 0.5) if norm else 0.0
+    return tuple(add_stats(items).as_group(role) for (role, *_), items in groups.items())
 
 
 def _write_graph(spec: DecoderSpec, weights: DecoderWeights, directory: Path) -> None:

@@ -33,6 +33,8 @@ _TENSOR_NAMES = {
     "up": "blk.{i}.ffn_up.weight",
     "down": "blk.{i}.ffn_down.weight",
 }
+# The attention operator rotates eight pairs at a time.
+_ROTARY_GRANULARITY = 16
 # YaRN's own constants: rotations over the original context beyond which a frequency is kept, and
 # below which it is interpolated.
 _YARN_BETA_FAST, _YARN_BETA_SLOW = 32.0, 1.0
@@ -89,6 +91,10 @@ def _rotary(
     dimensions = read.integer("llama.rope.dimension_count", default=head_size)
     if dimensions % 2 or dimensions > head_size:
         raise SourceFormatError(f"llama.rope.dimension_count is {dimensions} of {head_size}")
+    if dimensions % _ROTARY_GRANULARITY:
+        raise UnsupportedModelError(
+            f"{dimensions} rotating dimensions are not a multiple of {_ROTARY_GRANULARITY}"
+        )
     base = read.number("llama.rope.freq_base", default=10000.0)
     frequencies = base ** (-np.arange(0, dimensions, 2, dtype=np.float64) / dimensions)
     if _TENSOR_NAMES["rotary_factors"] in checkpoint.tensors:
