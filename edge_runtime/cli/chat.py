@@ -12,6 +12,7 @@ from edge_runtime.cli.generation import (
     Answer,
     Session,
     add_arguments,
+    chosen_params,
     open_session,
     sampling_overrides,
     statistics,
@@ -48,7 +49,7 @@ def run(arguments: argparse.Namespace) -> int:
     typed = sys.stdin is not None and sys.stdin.isatty()
     source = Typed() if typed else Piped()
     with open_session(arguments) as session:
-        params = session.engine.default_params(**overrides)
+        params = chosen_params(session, overrides)
         chat = Chat(session, params, arguments.system, verbose=arguments.verbose)
         if session.engine.chat_template is None:
             raise ChatTemplateError(

@@ -27,6 +27,11 @@ if TYPE_CHECKING:
     from edge_runtime.engine.engine import Engine
     from edge_runtime.generation.params import SamplingParams
 
+# What the command line samples with where the model's makers advise nothing (GGUF files have no
+# place for it). Plain sampling from all tokens makes a small model ramble without an end; these are
+# the values that users of other local runtimes know.
+_SAMPLING_WITHOUT_ADVICE = {"temperature": 0.7, "top_k": 40, "top_p": 0.95, "min_p": 0.05}
+
 # Control characters other than tab and newline: on a terminal a model's text must not be able to
 # move the cursor, change the title or paint over what stands there.
 _CONTROLS = dict.fromkeys(
@@ -61,7 +66,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="a bundle directory, a .gguf file, or a name in the store; NAME:int4 names a recipe",
     )
     parser.add_argument("--system", metavar="TEXT", help="the system message")
-    sampling = parser.add_argument_group("sampling (default: what the model's makers advise)")
+    common = ", ".join(f"{name} {value}" for name, value in _SAMPLING_WITHOUT_ADVICE.items())
+    sampling = parser.add_argument_group(
+        "sampling", f"default: what the model's makers advise; if they do not, {common}"
+    )
     sampling.add_argument("--max-tokens", type=int, metavar="N", help="most tokens to generate")
     sampling.add_argument("--temperature", type=float, metavar="T", help="0 is greedy")
     sampling.add_argument("--top-p", type=float, metavar="P", help="nucleus; 1 keeps all")
@@ -110,6 +118,15 @@ def sampling_overrides(arguments: argparse.Namespace) -> dict[str, Any]:
     }
     SamplingParams(**{name: value for name, value in overrides.items() if value is not None})
     return overrides
+
+
+def chosen_params(session: Session, overrides: dict[str, Any]) -> SamplingParams:
+    """What the command line says, then what the makers advise, then what suits small models."""
+    advice = session.engine.manifest.generation
+    if all(getattr(advice, name) is None for name in _SAMPLING_WITHOUT_ADVICE):
+        said = {name: value for name, value in overrides.items() if value is not None}
+        overrides = overrides | _SAMPLING_WITHOUT_ADVICE | said
+    return session.engine.default_params(**overrides)
 
 
 @contextmanager

@@ -11,6 +11,7 @@ from edge_runtime.cli.generation import (
     Answer,
     Session,
     add_arguments,
+    chosen_params,
     open_session,
     sampling_overrides,
     statistics,
@@ -52,7 +53,7 @@ def run(arguments: argparse.Namespace) -> int:
     overrides = sampling_overrides(arguments)
     prompt = _prompt(arguments)
     with open_session(arguments) as session:
-        params = session.engine.default_params(**overrides)
+        params = chosen_params(session, overrides)
         ids = _encode(session, prompt, arguments)
         if arguments.json:
             answer = stream_answer(session, ids, params, lambda text: None)

@@ -10,7 +10,6 @@ from __future__ import annotations
 import json
 import os
 import threading
-import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -39,6 +38,7 @@ class Script:
     delay_s: float = 0.0
     finish_reason: str = "stop"
     context_length: int = 256
+    advice: GenerationDefaults = field(default_factory=lambda: GenerationDefaults(temperature=0.25))
     has_template: bool = True
     load_error: EdgeRuntimeError | None = None
     before_piece: Callable[[int], None] = lambda number: None
@@ -55,7 +55,7 @@ class ScriptedEngine:
     def __init__(self, script: Script) -> None:
         self.script = script
         self.tokenizer = ByteTokenizer()
-        self.manifest = SimpleNamespace(name="scripted")
+        self.manifest = SimpleNamespace(name="scripted", generation=script.advice)
         self.context_length = script.context_length
         self.chat_template = object() if script.has_template else None
 
@@ -76,7 +76,7 @@ class ScriptedEngine:
         return self.tokenizer.encode("\n".join(m["content"] for m in messages))
 
     def default_params(self, **overrides: Any) -> SamplingParams:
-        return sampling_params(GenerationDefaults(temperature=0.25), **overrides)
+        return sampling_params(self.script.advice, **overrides)
 
     def memory(self) -> Any:
         return SimpleNamespace(
@@ -169,6 +169,5 @@ def installed(script: Script) -> Iterator[None]:
 if __name__ == "__main__":
     from edge_runtime.cli.main import entry_point
 
-    started_s = time.monotonic()
     with installed(Script(**json.loads(os.environ.get("SCRIPT", "{}")))):
         entry_point()

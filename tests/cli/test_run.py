@@ -15,6 +15,7 @@ import pytest
 import scripted_program
 from scripted_program import Script, installed
 
+from edge_runtime.bundle import GenerationDefaults
 from edge_runtime.cli.main import main
 from edge_runtime.errors import ProviderError
 
@@ -160,6 +161,16 @@ def test_silence_leaves_sampling_to_the_model(script: Script):
     main(["run", "m", "Hi"])
     params = script.params[0]
     assert params.temperature == 0.25 and params.stop == () and params.max_tokens is None
+    assert params.top_k == 0, "advice is not mixed with values of our own"
+
+
+def test_a_model_without_advice_is_not_sampled_from_all_tokens(script: Script):
+    script.advice = GenerationDefaults()
+    main(["run", "m", "--top-p", "0.5", "Hi"])
+    params = script.params[0]
+    assert (params.temperature, params.top_k, params.top_p, params.min_p) == (0.7, 40, 0.5, 0.05)
+    main(["run", "m", "--temperature", "0", "Hi"])
+    assert script.params[1].temperature == 0
 
 
 def test_every_sampling_option_arrives(script: Script):
