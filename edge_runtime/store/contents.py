@@ -6,7 +6,6 @@ it has itself listed, so no name given by a user becomes a path. Exports and fet
 
 from __future__ import annotations
 
-import os
 import shutil
 import tempfile
 from collections.abc import Iterator
@@ -80,6 +79,11 @@ def matching(models: tuple[StoredModel, ...], name: str) -> tuple[StoredModel, .
     )
 
 
+def export_lock(key: str) -> str:
+    """The name of the lock under which a source's bundles are made and removed."""
+    return f"export-{key}"
+
+
 def remove(name: str, *, report: Report, home: Home | None = None) -> tuple[StoredModel, ...]:
     """Take a model out of the store: its download and its bundles, or one bundle.
 
@@ -108,8 +112,8 @@ def remove(name: str, *, report: Report, home: Home | None = None) -> tuple[Stor
             hint=f"did you mean {' or '.join(near)}?" if near else "see: edge-runtime list",
         )
     for model in chosen:
-        lock = f"export-{model.key}-{model.recipe}" if model.recipe else f"remove-{os.getpid()}"
-        with home.exclusive(lock, doing=f"exporting {model.name}", report=report):
+        lock = export_lock(model.key) if model.key else "remove"
+        with home.exclusive(lock, doing=f"working on {model.name}", report=report):
             _discard(home, model.path)
         _drop_empty_parents(home, model.path)
     return chosen

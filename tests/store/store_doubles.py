@@ -36,7 +36,7 @@ KEY = f"Tiny-{SHA256[:8]}"
 
 def use_tiny_catalog(monkeypatch: pytest.MonkeyPatch) -> None:
     """Replace the catalog by one of a single tiny model."""
-    for module in ("catalog", "contents", "pull", "resolve"):
+    for module in ("catalog", "contents", "lookup", "pull", "resolve"):
         monkeypatch.setattr(
             f"edge_runtime.store.{module}.load_catalog", lambda: Catalog(models=(ENTRY,))
         )
@@ -98,10 +98,16 @@ class ScriptedExporter:
 
     Args:
         during: called with the number of the call in the middle of the work; may raise.
+        refusal: raised before the work begins.
     """
 
-    def __init__(self, during: Callable[[int], None] = lambda number: None) -> None:
+    def __init__(
+        self,
+        during: Callable[[int], None] = lambda number: None,
+        refusal: Exception | None = None,
+    ) -> None:
         self.calls: list[Exported] = []
+        self._refusal = refusal
         self._during = during
 
     def install(self, monkeypatch: pytest.MonkeyPatch) -> ScriptedExporter:
@@ -127,6 +133,8 @@ class ScriptedExporter:
         self.calls.append(
             Exported(source, destination, options.quant, options.name, options.overwrite)
         )
+        if self._refusal is not None:
+            raise self._refusal
         assert progress is not None
         progress(types.SimpleNamespace(stage="weights", done_bytes=1, total_bytes=2))
         self._during(len(self.calls))

@@ -12,21 +12,16 @@ from store_doubles import CONTENT, KEY, ScriptedExporter, use_tiny_catalog, writ
 from edge_runtime.errors import (
     ExportError,
     IntegrityError,
-    ManifestError,
     ModelNotFoundError,
+    SourceFormatError,
     StorageError,
-    UnsupportedModelError,
     UsageError,
 )
 from edge_runtime.store.home import Home
 from edge_runtime.store.names import Recipe
 from edge_runtime.store.progress import Event, Progress, silent
 from edge_runtime.store.resolve import (
-    BundleDirectory,
-    SourceFile,
-    StoredName,
     ensure_bundle,
-    resolve,
 )
 
 
@@ -52,94 +47,6 @@ def put_download(home: Home, content: bytes = CONTENT) -> Path:
 def put_file(path: Path, content: bytes = CONTENT) -> Path:
     path.write_bytes(content)
     return path
-
-
-# What MODEL means
-
-
-def test_a_bundle_directory_is_itself(home: Home, tmp_path: Path):
-    bundle = write_bundle(tmp_path / "bundle")
-    assert resolve(str(bundle), home=home) == BundleDirectory(bundle)
-
-
-def test_a_gguf_file_is_a_source_with_or_without_a_recipe(home: Home, tmp_path: Path):
-    file = put_file(tmp_path / "m.gguf")
-    assert resolve(str(file), home=home) == SourceFile(file, None)
-    assert resolve(f"{file}:int4", home=home) == SourceFile(file, "int4")
-
-
-def test_a_gguf_file_of_another_suffix_is_known_by_its_content(home: Home, tmp_path: Path):
-    file = put_file(tmp_path / "model.bin")
-    assert resolve(str(file), home=home) == SourceFile(file, None)
-
-
-def test_a_file_that_is_no_gguf_is_refused(home: Home, tmp_path: Path):
-    file = put_file(tmp_path / "notes.txt", b"hello")
-    with pytest.raises(UnsupportedModelError, match="neither"):
-        resolve(str(file), home=home)
-
-
-def test_a_directory_that_is_no_bundle_says_what_is_missing(home: Home, tmp_path: Path):
-    (tmp_path / "empty").mkdir()
-    with pytest.raises(ManifestError, match=r"manifest\.json"):
-        resolve(str(tmp_path / "empty"), home=home)
-
-
-def test_a_directory_that_is_no_bundle_does_not_hide_a_name(home: Home, tmp_path: Path):
-    download = put_download(home)
-    (tmp_path / "tiny").mkdir()
-    reference = resolve("tiny", home=home)
-    assert isinstance(reference, StoredName) and reference.source == download
-
-
-def test_a_name_brings_its_source_and_its_bundles(home: Home):
-    download = put_download(home)
-    bundle = write_bundle(home.bundles / KEY / "int8")
-    assert resolve("tiny", home=home) == StoredName(
-        "tiny-1m", None, {"int8": bundle}, download, resolve("tiny", home=home).sha256
-    )
-
-
-def test_a_catalog_name_that_is_not_here_says_how_to_pull_it(home: Home):
-    with pytest.raises(ModelNotFoundError, match="not on this machine yet") as caught:
-        resolve("tiny", home=home)
-    assert caught.value.hint == "edge-runtime pull tiny-1m"
-
-
-def test_a_hub_name_that_is_not_here_says_how_to_pull_it(home: Home):
-    with pytest.raises(ModelNotFoundError) as caught:
-        resolve("hf:org/repo:a.gguf", home=home)
-    assert caught.value.hint == "edge-runtime pull hf:org/repo:a.gguf"
-
-
-def test_a_pulled_hub_repository_is_found_without_its_file(home: Home):
-    folder = home.hub_downloads / "org" / "repo"
-    folder.mkdir(parents=True)
-    file = put_file(folder / "a.gguf")
-    reference = resolve("hf:org/repo", home=home)
-    assert isinstance(reference, StoredName) and reference.source == file
-    put_file(folder / "b.gguf")
-    with pytest.raises(ModelNotFoundError, match="name one"):
-        resolve("hf:org/repo", home=home)
-    assert resolve("hf:org/repo:b.gguf", home=home).source == folder / "b.gguf"
-
-
-@pytest.mark.parametrize(
-    "model, near",
-    [("tiny-1n", "tiny-1m"), ("Tinny", "tiny"), ("models/mdoel.gguf", "models/model.gguf")],
-)
-def test_a_wrong_name_or_path_suggests_a_near_one(home: Home, tmp_path: Path, model, near):
-    (tmp_path / "models").mkdir()
-    put_file(tmp_path / "models" / "model.gguf")
-    with pytest.raises(ModelNotFoundError) as caught:
-        resolve(model, home=home)
-    assert f"did you mean {Path(near)}" in (caught.value.hint or "")
-
-
-@pytest.mark.parametrize("model", ["x" * 5000, "", "what is\nthis?", "a\0b"])
-def test_what_cannot_be_a_path_is_simply_not_found(home: Home, model: str):
-    with pytest.raises(ModelNotFoundError):
-        resolve(model or "nothing", home=home)
 
 
 # Exporting on first use
@@ -223,8 +130,28 @@ def test_a_failed_export_leaves_no_bundle_and_the_next_starts_afresh(
     ScriptedExporter(during=fail_once).install(monkeypatch)
     with pytest.raises(type(error)):
         ensure_bundle("tiny", quant=None, report=silent, home=home)
-    assert not (home.bundles / KEY / "auto").exists()
+    assert list(home.bundles.iterdir()) == [], "no folder of it is left"
     assert ensure_bundle("tiny", quant=None, report=silent, home=home).is_dir()
+
+
+def test_a_source_that_is_refused_at_once_leaves_the_error_alone(
+    home: Home, monkeypatch: pytest.MonkeyPatch
+):
+    put_download(home)
+    ScriptedExporter(refusal=SourceFormatError("truncated")).install(monkeypatch)
+    events: list[Event] = []
+    with pytest.raises(SourceFormatError):
+        ensure_bundle("tiny", quant=None, report=events.append, home=home)
+    assert events == [] and list(home.bundles.iterdir()) == []
+
+
+def test_a_failed_export_leaves_the_other_recipes(home: Home, monkeypatch: pytest.MonkeyPatch):
+    put_download(home)
+    bundle = write_bundle(home.bundles / KEY / "int4", recipe="int4")
+    ScriptedExporter(refusal=SourceFormatError("truncated")).install(monkeypatch)
+    with pytest.raises(SourceFormatError):
+        ensure_bundle("tiny", quant="int8", report=silent, home=home)
+    assert bundle.is_dir()
 
 
 @pytest.mark.parametrize("package", ["onnx", "gguf"])
@@ -302,5 +229,5 @@ def test_two_processes_export_once_and_both_get_the_bundle(tmp_path: Path):
 
 
 def test_the_recipes_are_the_exporters_own():
-    pipeline = pytest.importorskip("edge_export.pipeline", reason="needs the export extra")
-    assert set(get_args(pipeline.Quant)) == set(get_args(Recipe))
+    recipes = pytest.importorskip("edge_export.quantize.recipes", reason="needs the export extra")
+    assert get_args(recipes.Recipe) == get_args(Recipe)
