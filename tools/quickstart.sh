@@ -16,4 +16,6 @@ if [ $# -gt 0 ]; then prompt="$*"; else prompt="What is the capital of France?";
 install_extras cpu,export
 # Standard output is for the answer alone. pull is quick to see that the model is here already.
 "$venv_python" -m edge_runtime pull "$model" </dev/null >/dev/null
-exec "$venv_python" -m edge_runtime run "$model" -- "$prompt" </dev/null
+# Greedy and not endless: the model is tiny, and wanders off when it may choose freely.
+exec "$venv_python" -m edge_runtime run "$model" --temperature 0 --max-tokens 256 \
+    -- "$prompt" </dev/null
