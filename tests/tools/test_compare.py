@@ -1,7 +1,7 @@
 from __future__ import annotations
 
 import pytest
-from edge_tools.agreement import Agreement, Parting, equal_tokens
+from edge_tools.agreement import Agreement, Parting, equal_tokens, until_end
 from edge_tools.compare_llama_cpp import alternate, ratio_of
 from edge_tools.peer_llama_cpp import LlamaCpp
 from edge_tools.speed import Speeds
@@ -31,6 +31,11 @@ def test_equal_tokens_count_from_the_start():
     assert equal_tokens([1, 2, 3], [1, 2, 4]) == 2
     assert equal_tokens([1, 2], [1, 2]) == 2
     assert equal_tokens([9, 2], [1, 2]) == 0
+
+
+def test_an_answer_is_compared_to_its_end_and_no_further():
+    assert until_end([5, 6, 2, 9], {2, 3}) == [5, 6, 2]
+    assert until_end([5, 6], {2, 3}) == [5, 6]
 
 
 @pytest.mark.parametrize(

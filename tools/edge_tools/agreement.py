@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -37,7 +37,7 @@ CONTEXT_LENGTH = 1024
 
 @dataclass(frozen=True)
 class Parting:
-    """Where two answers part: after how many equal tokens, and each side's choice there.
+    """Where two answers part: after how many equal tokens, and each one's choice there.
 
     A gap is the logit of our choice less that of llama.cpp's choice.
     """
@@ -57,10 +57,10 @@ class Parting:
 
 @dataclass(frozen=True)
 class Agreement:
-    """One prompt's outcome; ``parting`` is None where all compared tokens are equal."""
+    """One prompt's outcome: tokens that are equal, and where the answers part, if they do."""
 
     prompt: str
-    compared: int
+    equal: int
     parting: Parting | None
 
     @property
@@ -79,6 +79,14 @@ def equal_tokens(ours: Sequence[int], theirs: Sequence[int]) -> int:
     return min(len(ours), len(theirs))
 
 
+def until_end(token_ids: Sequence[int], end_token_ids: Collection[int]) -> list[int]:
+    """The tokens up to the first end token, which is kept."""
+    for number, token in enumerate(token_ids, 1):
+        if token in end_token_ids:
+            return list(token_ids[:number])
+    return list(token_ids)
+
+
 class Checker:
     """Compares the answers of one engine and one peer on one file."""
 
@@ -88,16 +96,22 @@ class Checker:
         self._reference = reference
 
     def check(self, prompt: str, count: int) -> Agreement:
-        """Compare ``count`` greedy tokens, past any end token."""
+        """Compare greedy tokens: ``count`` of them, or up to the answer's end.
+
+        What a model says after its end token is noise that no one reads.
+        """
         ids = self._engine.encode_chat([{"role": "user", "content": prompt}])
         params = SamplingParams(temperature=0.0, max_tokens=count, ignore_eos=True)
-        ours = [delta.token_id for delta in self._engine.generate_tokens(ids, params)]
-        theirs = self._peer.generate(ids, count).tokens
+        ends = self._engine.manifest.tokenizer.end_token_ids
+        answer = [delta.token_id for delta in self._engine.generate_tokens(ids, params)]
+        ours = until_end(answer, ends)
+        theirs = until_end(self._peer.generate(ids, count).tokens, ends)
         same = equal_tokens(ours, theirs)
-        if same == count:
-            return Agreement(prompt, count, None)
+        if same == len(ours) == len(theirs):
+            return Agreement(prompt, same, None)
+        # Neither is a part of the other: an answer is cut only after its end token.
         return Agreement(
-            prompt, count, self._parting([*ids, *ours[:same]], same, ours[same], theirs[same])
+            prompt, same, self._parting([*ids, *ours[:same]], same, ours[same], theirs[same])
         )
 
     def _parting(self, ids: Sequence[int], after: int, a: int, b: int) -> Parting:
@@ -148,7 +162,7 @@ def _line(result: Agreement) -> str:
     verdict = "ok  " if result.holds else "FAIL"
     parting = result.parting
     if parting is None:
-        return f"{verdict} {result.compared} tokens equal: {result.prompt}"
+        return f"{verdict} all {result.equal} tokens equal: {result.prompt}"
     return (
         f"{verdict} {parting.after} tokens equal: {result.prompt}\n"
         f"     then ours {parting.ours!r}, theirs {parting.theirs!r}; logit of ours less theirs: "
