@@ -19,8 +19,15 @@ from edge_export.quantize.blocks import BlockQuantized
 # The tried scales, as parts of what spans the block. Below 1 the extremes clip, which pays at 4
 # bits; above 1 the grid is coarser, and its whole zero point may lie better.
 _ASYMMETRIC_RANGES = (1.0, 0.93, 0.85, 1.07, 1.14, 1.2)
+# A few important columns are worth clipping the others far more.
+_IMPORTANCE_RANGES = (1.0, 0.9, 0.8, 0.7, 0.6, 0.5, 1.1, 1.2)
+_ZERO_POINT_SHIFTS = (0, -1, 1, -2, 2)
 # With a fixed zero point the codes reach further below zero than above, so either sign is tried.
 _SYMMETRIC_RANGES = (1.0, 0.95, 0.9, 0.85, -1.15, -1.1, -1.05, -1.0, -0.95)
+_SYMMETRIC_IMPORTANCE_RANGES = (
+    *(1.0, 0.95, 0.9, 0.85, 0.8, 0.7, 0.6, 0.5),
+    *(-1.15, -1.1, -1.05, -1.0, -0.95, -0.9, -0.8, -0.7, -0.6, -0.5),
+)
 
 _BLOCKS_AT_ONCE = 4096  # their float32 values stay in a core's cache
 _SMALLEST = np.float32(1e-30)  # a block below this is zero; its scale would be denormal
@@ -132,14 +139,21 @@ class _Search:
 
     def asymmetric_starts(self) -> Iterable[_Start]:
         scale, point = self.full_range()
-        for part in _ASYMMETRIC_RANGES:
-            yield scale * np.float32(part), point
+        if self._weights is None:
+            for part in _ASYMMETRIC_RANGES:
+                yield scale * np.float32(part), point
+            return
+        for part in _IMPORTANCE_RANGES:
+            for shift in _ZERO_POINT_SHIFTS:
+                shifted = np.clip(point + np.float32(shift), 0, self._top)
+                yield scale * np.float32(part), shifted
 
     def symmetric_starts(self) -> Iterable[_Start]:
         middle = np.float32((int(self._top) + 1) // 2)
         # The sign that puts the value of largest magnitude on the lowest code.
         sign = np.where(self._high > -self._low, np.float32(-1), np.float32(1))
-        for part in _SYMMETRIC_RANGES:
+        weighted = self._weights is not None
+        for part in _SYMMETRIC_IMPORTANCE_RANGES if weighted else _SYMMETRIC_RANGES:
             yield sign * (np.float32(part) / middle), np.full_like(sign, middle)
 
     def try_all(self, starts: Iterable[_Start]) -> None:
