@@ -7,7 +7,6 @@ no bundle.
 
 from __future__ import annotations
 
-import hashlib
 import json
 import os
 import tempfile
@@ -23,6 +22,8 @@ def sha256_of_file(path: Path) -> str:
     Raises:
         OSError: the file cannot be read.
     """
+    import hashlib  # brings OpenSSL along, which a start with remembered hashes does without
+
     digest = hashlib.sha256()
     with path.open("rb", buffering=0) as stream:
         while block := stream.read(_BLOCK_BYTES):

@@ -17,6 +17,7 @@ from edge_runtime.cli.reporting import Reporter
 from edge_runtime.cli.tables import pairs
 from edge_runtime.engine.request import ChosenLogprob, FinishReason, Usage
 from edge_runtime.file_hash import RememberedHashes
+from edge_runtime.providers.memory_advice import keep_heap_small
 from edge_runtime.store.home import Home
 from edge_runtime.store.names import RECIPES
 from edge_runtime.store.progress import format_bytes
@@ -136,6 +137,7 @@ def open_session(arguments: argparse.Namespace) -> Iterator[Session]:
     Raises:
         EdgeRuntimeError: as `ensure_bundle` and the engine's loading.
     """
+    keep_heap_small()
     home = Home.find()
     with Reporter() as report:
         bundle = ensure_bundle(arguments.model, quant=arguments.quant, report=report, home=home)

@@ -13,6 +13,7 @@ from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from collections.abc import Sequence as Ordered
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
@@ -52,14 +53,18 @@ from edge_runtime.errors import (
 from edge_runtime.file_hash import sha256_of_file
 from edge_runtime.generation.params import SamplingParams, sampling_params
 from edge_runtime.generation.sampler import Sampler
+from edge_runtime.providers.memory_advice import MappedFiles, trim_heap
 from edge_runtime.providers.session import SessionOptions
 from edge_runtime.providers.threads import plan_threads
-from edge_runtime.text.chat_template import ChatTemplate
+from edge_runtime.text.chat_template import ChatTemplate, no_chat_template
 from edge_runtime.text.tokenizer import BundleTokenizer, Tokenizer
 
 # Models advertise up to a million tokens. The cache is committed as it is used, but what may be
 # used should be a number that the user chose or that suits a small device.
 DEFAULT_CONTEXT_LENGTH = 8192
+
+# Each token maps some 64 KiB of the embedding; dropping them takes under a millisecond.
+_DROP_EVERY_TOKENS = 32
 
 Message = Mapping[str, Any]
 Prompt = str | Ordered[Message]
@@ -79,7 +84,7 @@ class EngineOptions:
     """
 
     context_length: int | None = None
-    chunk_size: int = 128
+    chunk_size: int = 64
     threads: int | None = None
     slots: int = 1
 
@@ -114,6 +119,8 @@ class Engine:
         context_length: tokens that a sequence may hold.
         options: chunk size and slots.
         cache: the runner's cache, whose pages are given back; None where it has none.
+        mapped_weights: the weights files, whose pages are let go now and then; None where there
+            are none.
     """
 
     def __init__(
@@ -126,6 +133,7 @@ class Engine:
         context_length: int,
         options: EngineOptions,
         cache: KVCache | None = None,
+        mapped_weights: MappedFiles | None = None,
     ) -> None:
         self.manifest = manifest
         self.tokenizer = tokenizer
@@ -134,6 +142,8 @@ class Engine:
         self._options = options
         self._runner = runner
         self._cache = cache
+        self._mapped_weights = mapped_weights
+        self._tokens_since_drop = 0
         self._scheduler = Scheduler(slots=options.slots, chunk_size=options.chunk_size)
         self._generations: dict[int, _Generation] = {}
         self._stepping: tuple[Sequence, ...] = ()
@@ -164,35 +174,51 @@ class Engine:
         manifest = opened.manifest
         context = _context_length(manifest, options.context_length)
         session_options = SessionOptions(plan_threads(options.threads))
-        # The tokenizer loads while onnxruntime opens the graph: both leave the interpreter free.
+        cache = KVCache(
+            CacheGeometry.of(manifest.dimensions, slots=options.slots, capacity=context)
+        )
+
+        graph = manifest.graphs[0]
+        mapped = MappedFiles([opened.file(name) for name in graph.weights])
+
+        def open_runner() -> OrtModelRunner:
+            with mapped.opening():
+                return OrtModelRunner(
+                    opened.file(graph.file),
+                    cache,
+                    vocabulary_size=manifest.dimensions.vocabulary_size,
+                    options=session_options,
+                )
+
+        # onnxruntime leaves the interpreter free while it opens the graph: the text side loads
+        # meanwhile.
         with ThreadPoolExecutor(1) as pool:
-            tokenizer = pool.submit(
-                BundleTokenizer.load,
-                opened.file(TOKENIZER_NAME),
-                bos_token_id=manifest.tokenizer.bos_token_id,
+            runner = pool.submit(open_runner)
+            tokenizer = BundleTokenizer.load(
+                opened.file(TOKENIZER_NAME), bos_token_id=manifest.tokenizer.bos_token_id
             )
-            cache = KVCache(
-                CacheGeometry.of(manifest.dimensions, slots=options.slots, capacity=context)
-            )
-            runner = OrtModelRunner(
-                opened.file(manifest.graphs[0].file),
-                cache,
-                vocabulary_size=manifest.dimensions.vocabulary_size,
-                options=session_options,
-            )
+            chat_template = _chat_template(opened, tokenizer)
+            runner.result()
+        mapped.drop_pages()
+        trim_heap()
         return cls(
             manifest,
-            runner=runner,
-            tokenizer=tokenizer.result(),
-            chat_template=_chat_template(opened, tokenizer.result()),
+            runner=runner.result(),
+            tokenizer=tokenizer,
+            chat_template=chat_template,
             context_length=context,
             options=options,
             cache=cache,
+            mapped_weights=mapped,
         )
 
     def close(self) -> None:
         """Let the session and the cache go."""
-        self._runner.close()
+        if self._mapped_weights is not None:
+            with self._mapped_weights.closing():
+                self._runner.close()
+        else:
+            self._runner.close()
         if self._cache is not None:
             self._cache.close()
             self._cache = None
@@ -232,10 +258,7 @@ class Engine:
             ChatTemplateError: the model has no template, or it refuses the conversation.
         """
         if self.chat_template is None:
-            raise ChatTemplateError(
-                f"{self.manifest.name} has no chat template",
-                hint="give the prompt as it is, with --raw or Engine.encode_prompt",
-            )
+            raise no_chat_template(self.manifest.name)
         text = self.chat_template.render(messages, tools=tools, extra=template_arguments)
         # Most templates write the begin token themselves; the tokenizer adds no second one.
         return self.tokenizer.encode(text, add_bos=self.manifest.tokenizer.add_bos)
@@ -384,6 +407,7 @@ class Engine:
         finally:
             self._stepping = ()
         self._advance(plan, logits, time.perf_counter() - before_s)
+        self._let_weights_go(sum(plan.token_counts))
 
     def reset(self) -> None:
         """Forget what finished sequences left in the cache, and give its pages back."""
@@ -521,6 +545,12 @@ class Engine:
                     f"token {token} is outside the model's {vocabulary} tokens"
                 )
 
+    def _let_weights_go(self, tokens: int) -> None:
+        self._tokens_since_drop += tokens
+        if self._mapped_weights is not None and self._tokens_since_drop >= _DROP_EVERY_TOKENS:
+            self._mapped_weights.drop_pages()
+            self._tokens_since_drop = 0
+
     def _give_back(self, slot: int | None, *, keep_tokens: int) -> None:
         if self._cache is not None and slot is not None:
             self._cache.release(slot, keep_tokens=keep_tokens)
@@ -562,4 +592,8 @@ def _chat_template(bundle: Bundle, tokenizer: Tokenizer) -> ChatTemplate | None:
         if token is not None:
             special[name] = tokenizer.id_to_token(token)
     source = bundle.file(CHAT_TEMPLATE_NAME).read_text(encoding="utf-8")
-    return ChatTemplate(source, special_tokens=special)
+    template = ChatTemplate(source, special_tokens=special)
+    # A broken template is found by whoever renders it: text without it still runs.
+    with suppress(ChatTemplateError):
+        template.compile()
+    return template
