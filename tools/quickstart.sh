@@ -11,7 +11,7 @@ root=$(CDPATH='' cd -- "$(dirname -- "$0")/.." && pwd -P)
 . "$root/tools/setup_venv.sh"
 
 model=smollm2-135m
-if [ $# -gt 0 ]; then prompt="$*"; else prompt="What is the capital of France?"; fi
+if [ $# -gt 0 ]; then prompt="$*"; else prompt="What is gravity?"; fi
 
 install_extras cpu,export
 # Standard output is for the answer alone. pull is quick to see that the model is here already.
