@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import re
+import stat
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
@@ -20,6 +21,7 @@ from edge_runtime.typed_data import DataError, decode
 SCHEMA_VERSION = 1
 MANIFEST_NAME = "manifest.json"
 TOKENIZER_NAME = "tokenizer.json"
+TOKENIZER_CONFIG_NAME = "tokenizer_config.json"
 CHAT_TEMPLATE_NAME = "chat_template.jinja"
 
 _SHA256 = re.compile(r"[0-9a-f]{64}")
@@ -186,12 +188,12 @@ def read_manifest(path: Path) -> Manifest:
         if file.stat().st_size > _MAX_MANIFEST_BYTES:
             raise ManifestError(f"{file}: larger than any manifest")
         data = json.loads(file.read_text(encoding="utf-8"))
-    except FileNotFoundError as exc:
+    except (FileNotFoundError, NotADirectoryError) as exc:
         raise ManifestError(
             f"{path} is not a bundle: it has no {MANIFEST_NAME}",
             hint="make one with: edge-runtime export MODEL.gguf -o DIRECTORY",
         ) from exc
-    except (OSError, UnicodeDecodeError, json.JSONDecodeError, RecursionError) as exc:
+    except (OSError, ValueError, RecursionError) as exc:  # also numbers of too many digits
         raise ManifestError(f"{file}: cannot be read: {exc}") from exc
     version = data.get("schema_version") if isinstance(data, dict) else None
     if isinstance(version, int) and version > SCHEMA_VERSION:
@@ -199,6 +201,8 @@ def read_manifest(path: Path) -> Manifest:
             f"{file}: schema version {version} is newer than {SCHEMA_VERSION}",
             hint="upgrade edge-runtime",
         )
+    if isinstance(version, int) and version < 1:
+        raise ManifestError(f"{file}: there is no schema version {version}")
     try:
         manifest = decode(Manifest, data)
     except DataError as exc:
@@ -222,10 +226,13 @@ def _check_manifest(file: Path, manifest: Manifest) -> None:
     for key, value in vars(manifest.dimensions).items():
         if value < 1:
             raise ManifestError(f"{file}: dimensions.{key} is {value}")
-    vocabulary = manifest.dimensions.vocabulary_size
-    for token in manifest.tokenizer.end_token_ids:
+    tokenizer, vocabulary = manifest.tokenizer, manifest.dimensions.vocabulary_size
+    begin = () if tokenizer.bos_token_id is None else (tokenizer.bos_token_id,)
+    for token in (*tokenizer.end_token_ids, *begin):
         if not 0 <= token < vocabulary:
-            raise ManifestError(f"{file}: end token {token} is outside the {vocabulary} tokens")
+            raise ManifestError(f"{file}: token {token} is outside the {vocabulary} tokens")
+    if tokenizer.add_bos and not begin:
+        raise ManifestError(f"{file}: tokenizer.add_bos is true, and there is no bos_token_id")
 
 
 def is_safe_relative_path(name: str) -> bool:
@@ -246,15 +253,19 @@ def _check_file(
     try:
         if not file.resolve().is_relative_to(directory.resolve()):
             raise ManifestError(f"{directory}: {name!r} is a link that leaves the bundle")
-        size = file.stat().st_size
+        status = file.stat()
+        if not stat.S_ISREG(status.st_mode):
+            raise IntegrityError(f"{file}: not a regular file", hint=_REMAKE)
+        size = status.st_size
         if size != entry.size_bytes:
             raise IntegrityError(
                 f"{file}: {size} bytes, and the manifest says {entry.size_bytes}", hint=_REMAKE
             )
         if hash_file(file) != entry.sha256:
             raise IntegrityError(f"{file}: its sha256 is not the manifest's", hint=_REMAKE)
-    except OSError as exc:
-        raise IntegrityError(f"{file}: cannot be read: {exc.strerror}", hint=_REMAKE) from exc
+    except (OSError, RuntimeError) as exc:  # RuntimeError: links in a circle, before Python 3.13
+        reason = exc.strerror if isinstance(exc, OSError) else exc
+        raise IntegrityError(f"{file}: cannot be read: {reason}", hint=_REMAKE) from exc
 
 
 _REMAKE = "the file was changed or damaged: export or copy the bundle again"

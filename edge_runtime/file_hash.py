@@ -35,7 +35,8 @@ class RememberedHashes:
     """sha256 of files, kept in one small JSON file between runs.
 
     A change that leaves size, inode, mtime and ctime as they were is not seen; ctime cannot be set
-    by a program, so this takes a tampered clock. An unreadable or unwritable memory costs only
+    by a program, so this takes a tampered clock (on Windows ctime is the time of creation, and a
+    mtime set back is enough). An unreadable or unwritable memory costs only
     time.
 
     Args:
@@ -46,9 +47,10 @@ class RememberedHashes:
         self._memory = memory
         try:
             loaded = json.loads(memory.read_text(encoding="utf-8"))
-        except (OSError, ValueError):
+        except (OSError, ValueError, RecursionError):
             loaded = {}
-        self._known: dict[str, str] = loaded if isinstance(loaded, dict) else {}
+        entries = loaded.items() if isinstance(loaded, dict) else ()
+        self._known = {key: digest for key, digest in entries if isinstance(digest, str)}
 
     def __call__(self, path: Path) -> str:
         """The sha256 of ``path``, from memory where the file is unchanged.
@@ -61,8 +63,8 @@ class RememberedHashes:
             digest = sha256_of_file(path)
             if self._key(path) != key:
                 return digest  # it changed while being read: not worth remembering
-            stem = key.split("|", 1)[0] + "|"
-            self._known = {k: v for k, v in self._known.items() if not k.startswith(stem)}
+            name = _path_of(key)
+            self._known = {k: v for k, v in self._known.items() if _path_of(k) != name}
             self._known[key] = digest
             self._save()
         return self._known[key]
@@ -77,6 +79,14 @@ class RememberedHashes:
         with suppress(OSError):
             self._memory.parent.mkdir(parents=True, exist_ok=True)
             handle, name = tempfile.mkstemp(dir=self._memory.parent, prefix=".hashes-")
-            with os.fdopen(handle, "w", encoding="utf-8") as stream:
-                json.dump(self._known, stream)
-            Path(name).replace(self._memory)
+            try:
+                with os.fdopen(handle, "w", encoding="utf-8") as stream:
+                    json.dump(self._known, stream)
+                Path(name).replace(self._memory)
+            except BaseException:
+                Path(name).unlink(missing_ok=True)
+                raise
+
+
+def _path_of(key: str) -> str:
+    return key.rsplit("|", 4)[0]

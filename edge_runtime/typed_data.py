@@ -63,12 +63,17 @@ def _decode(kind: Any, data: object, where: str) -> Any:
         return {str(k): _decode(arguments[1], v, f"{where}.{k}") for k, v in data.items()}
     if dataclasses.is_dataclass(kind):
         return _decode_dataclass(kind, data, where)
-    if kind is float and isinstance(data, int) and not isinstance(data, bool):
-        return float(data)
-    if isinstance(kind, type) and (not isinstance(data, kind) or (kind is int and data is True)):
-        raise _wrong(where, kind.__name__, data)
-    if kind is int and isinstance(data, bool):
+    if not isinstance(kind, type):
+        return data
+    if kind is int and isinstance(data, bool):  # to Python a bool is an int as well
         raise _wrong(where, "int", data)
+    if kind is float and isinstance(data, int) and not isinstance(data, bool):
+        try:
+            return float(data)
+        except OverflowError as exc:
+            raise _wrong(where, "float", data) from exc
+    if not isinstance(data, kind):
+        raise _wrong(where, kind.__name__, data)
     return data
 
 
