@@ -19,6 +19,7 @@ _INSTALL_HINT = (
     "install one: pip install 'edge-runtime[cpu]' "
     "(or [gpu], [openvino], [qnn], [directml], or your board's own onnxruntime wheel)"
 )
+_UPGRADE_HINT = "pip install --upgrade onnxruntime (or the distribution that you use)"
 
 
 @cache
@@ -32,10 +33,12 @@ def onnxruntime() -> Any:
         os.environ[name] = "1"
     try:
         import onnxruntime as module
-    except ImportError as exc:
-        missing = isinstance(exc, ModuleNotFoundError) and exc.name == "onnxruntime"
-        what = "no onnxruntime is installed" if missing else f"onnxruntime cannot be loaded: {exc}"
+    except ModuleNotFoundError as exc:
+        missing = exc.name == "onnxruntime"
+        what = "no onnxruntime is installed" if missing else _broken(exc)
         raise ProviderError(what, hint=_INSTALL_HINT) from exc
+    except Exception as exc:  # a wheel for another numpy, Python or system library can raise any
+        raise ProviderError(_broken(exc), hint=_INSTALL_HINT) from exc
     if not hasattr(module, "InferenceSession"):
         # Uninstalling one of the distributions that share the name leaves an empty folder behind.
         raise ProviderError(
@@ -46,9 +49,36 @@ def onnxruntime() -> Any:
         wanted = ".".join(map(str, OLDEST_SUPPORTED))
         raise ProviderError(
             f"onnxruntime {module.__version__} is too old: {wanted} or later is needed",
-            hint="pip install --upgrade onnxruntime (or the distribution that you use)",
+            hint=_UPGRADE_HINT,
         )
     return module
+
+
+def require_version(oldest: str, what: str) -> None:
+    """Refuse an onnxruntime that is older than something needs.
+
+    Args:
+        oldest: a version, such as ``"1.23"``.
+        what: what needs it, for the message.
+
+    Raises:
+        ProviderError: as :func:`onnxruntime`, or it is too old.
+    """
+    found = onnxruntime().__version__
+    if version_tuple(found) < version_tuple(oldest):
+        raise ProviderError(
+            f"{what} needs onnxruntime {oldest} or later, and {found} is installed",
+            hint=_UPGRADE_HINT,
+        )
+
+
+def first_line(exc: BaseException) -> str:
+    """The first line of a foreign error's message."""
+    return (str(exc).strip().splitlines() or [type(exc).__name__])[0]
+
+
+def _broken(exc: Exception) -> str:
+    return f"onnxruntime cannot be loaded: {first_line(exc)}"
 
 
 def version_tuple(version: str) -> tuple[int, ...]:

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from edge_runtime.errors import ProviderError
-from edge_runtime.providers.ort import onnxruntime
+from edge_runtime.providers.ort import first_line, onnxruntime
 from edge_runtime.providers.threads import ThreadPlan
 
 CPU_PROVIDER = "CPUExecutionProvider"
@@ -42,22 +42,21 @@ def open_session(graph: Path, options: SessionOptions) -> Any:
         )
     try:
         session = ort.InferenceSession(
-            str(graph), _session_options(ort, options.threads), providers=[options.provider]
+            str(graph),
+            _session_options(ort, options.threads),
+            providers=[options.provider],
+            # Otherwise it prints a banner to standard output and tries the CPU.
+            enable_fallback=0,
         )
     except Exception as exc:  # onnxruntime raises many kinds that share no base
         raise ProviderError(
             f"{options.provider} did not open {graph}: {first_line(exc)}",
             hint="the graph may need a newer onnxruntime than " + ort.__version__,
         ) from exc
-    session.disable_fallback()
+    session.disable_fallback()  # for a failing run, too
     if options.provider not in session.get_providers():
         raise ProviderError(f"{options.provider} did not start; onnxruntime fell back to the CPU")
     return session
-
-
-def first_line(exc: BaseException) -> str:
-    """The first line of a foreign error's message."""
-    return (str(exc).strip().splitlines() or [type(exc).__name__])[0]
 
 
 def _session_options(ort: Any, threads: ThreadPlan) -> Any:
