@@ -7,6 +7,8 @@ addresses; knows no tokens and no session.
 from __future__ import annotations
 
 import mmap
+import platform
+import sys
 from contextlib import suppress
 from dataclasses import dataclass
 
@@ -54,16 +56,18 @@ class KVCache:
         self._slot_bytes = g.kv_heads * self._row_bytes
         self._array_bytes = _to_pages(g.slots * self._slot_bytes)
         self._memory = _reserve(g.layers * 2 * self._array_bytes)
-        self._base: NDArray[np.uint8] = np.frombuffer(self._memory, np.uint8)
+        self._base: NDArray[np.uint8] | None = np.frombuffer(self._memory, np.uint8)
 
     def address(self, layer: int, part: int, first_slot: int) -> int:
         """Where an array's rows from ``first_slot`` on begin; ``part`` 0 is key, 1 value."""
+        assert self._base is not None, "the cache is closed"
         offset = self._offset(layer, part) + first_slot * self._slot_bytes
         return int(self._base.ctypes.data) + offset
 
     def array(self, layer: int, part: int) -> NDArray[np.float32]:
         """One layer's keys or values, float32 (slots, kv_heads, capacity, head_size), a view."""
         g = self.geometry
+        assert self._base is not None, "the cache is closed"
         start = self._offset(layer, part)
         flat = self._base[start : start + g.slots * self._slot_bytes].view(np.float32)
         return flat.reshape(g.slots, g.kv_heads, g.capacity, g.head_size)
@@ -85,24 +89,29 @@ class KVCache:
                         self._memory.madvise(mmap.MADV_DONTNEED, start, length)
 
     def close(self) -> None:
-        """Give all memory back. No address may be in use."""
-        del self._base
-        self._memory.close()
+        """Give all memory back; no address may be in use. Closing twice is harmless.
+
+        Memory that a view of :meth:`array` still shows goes with the last such view.
+        """
+        self._base = None
+        with suppress(BufferError):
+            self._memory.close()
 
     def _offset(self, layer: int, part: int) -> int:
         return (2 * layer + part) * self._array_bytes
 
 
 def _reserve(size: int) -> mmap.mmap:
-    if not hasattr(mmap, "MAP_PRIVATE"):
-        return mmap.mmap(-1, size)
-    # Shared anonymous memory (the default) would keep its pages when advised away.
-    flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | getattr(mmap, "MAP_NORESERVE", 0)
     try:
+        if not hasattr(mmap, "MAP_PRIVATE"):  # Windows
+            return mmap.mmap(-1, size)
+        # Shared anonymous memory (the default) would keep its pages when advised away.
+        flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | _no_reserve()
         memory = mmap.mmap(-1, size, flags=flags)
-    except OSError as exc:
+    except (OSError, OverflowError) as exc:
+        reason = exc.strerror if isinstance(exc, OSError) else "more than there are addresses"
         raise RunError(
-            f"the system refuses to reserve {size // 1_000_000} MB for the cache: {exc.strerror}",
+            f"the system refuses to reserve {size // 1_000_000} MB for the cache: {reason}",
             hint="ask for a shorter context with --context",
         ) from exc
     if hasattr(mmap, "MADV_NOHUGEPAGE"):
@@ -111,6 +120,18 @@ def _reserve(size: int) -> mmap.mmap:
         with suppress(OSError):
             memory.madvise(mmap.MADV_NOHUGEPAGE)
     return memory
+
+
+def _no_reserve() -> int:
+    """MAP_NORESERVE: pages count when they are touched, not when they are reserved.
+
+    Without it Linux refuses a reservation larger than its memory. Older Pythons have no name for
+    it; the number is that of asm-generic/mman.h, which these processors use.
+    """
+    if hasattr(mmap, "MAP_NORESERVE"):
+        return int(mmap.MAP_NORESERVE)
+    generic = ("x86_64", "aarch64", "armv7l", "riscv64")
+    return 0x4000 if sys.platform.startswith("linux") and platform.machine() in generic else 0
 
 
 def _to_pages(size: int) -> int:

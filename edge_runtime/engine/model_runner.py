@@ -16,8 +16,8 @@ from numpy.typing import NDArray
 
 from edge_runtime.engine.kv_cache import KVCache
 from edge_runtime.errors import RunError
-from edge_runtime.providers.ort import onnxruntime
-from edge_runtime.providers.session import SessionOptions, first_line, open_session
+from edge_runtime.providers.ort import first_line, onnxruntime
+from edge_runtime.providers.session import SessionOptions, open_session
 
 # Decode binds the same addresses at every step, and a prompt's full chunks do as well; a few more
 # shapes cover last chunks that come back.
@@ -67,7 +67,7 @@ class ModelRunner(Protocol):
         ...
 
     def close(self) -> None:
-        """Let the session go."""
+        """Let the session go. Closing twice is harmless."""
         ...
 
 
@@ -88,7 +88,7 @@ class OrtModelRunner:
         self, graph: Path, cache: KVCache, *, vocabulary_size: int, options: SessionOptions
     ) -> None:
         self._ort = onnxruntime()
-        self._session = open_session(graph, options)
+        self._session: Any = open_session(graph, options)
         self._cache = cache
         self._vocabulary_size = vocabulary_size
         self._run_options = self._ort.RunOptions()
@@ -96,6 +96,9 @@ class OrtModelRunner:
 
     def run(self, step: StepInput) -> NDArray[np.float32]:
         """As :meth:`ModelRunner.run`."""
+        if self._session is None:
+            raise RunError("the session is closed")
+        _check_extent(step, self._cache)
         binding = self._binding(step)
         binding.token_ids[...] = step.token_ids
         np.add(step.held, step.lengths - 1, out=binding.seqlens_k)
@@ -117,7 +120,7 @@ class OrtModelRunner:
     def close(self) -> None:
         """As :meth:`ModelRunner.close`."""
         self._bindings.clear()
-        del self._session
+        self._session = None
 
     def _binding(self, step: StepInput) -> _Binding:
         rows, tokens = step.token_ids.shape
@@ -150,6 +153,13 @@ class _Binding:
     total_sequence_length: NDArray[np.int32]
     logits_indices: NDArray[np.int64]
     logits: NDArray[np.float32]
+
+
+def _check_extent(step: StepInput, cache: KVCache) -> None:
+    """The graph writes to raw addresses: past the cache's end lies somebody else's memory."""
+    g = cache.geometry
+    assert 0 <= step.first_slot <= g.slots - len(step.token_ids), "no such slots"
+    assert int((step.held + step.lengths).max()) <= g.capacity, "more tokens than the slot holds"
 
 
 def _bind(binding: _Binding, cache: KVCache, first_slot: int, rows: int) -> None:

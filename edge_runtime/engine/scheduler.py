@@ -150,8 +150,14 @@ class Scheduler:
             if not free:
                 break
             sequence = self._waiting.popleft()
-            slot = max(free, key=lambda s: shared_prefix(s.warm_tokens, sequence.prompt))
-            shared = shared_prefix(slot.warm_tokens, sequence.prompt)
+            # Where nothing is shared, what would be lost decides.
+            shared, _, slot = max(
+                (
+                    (shared_prefix(s.warm_tokens, sequence.prompt), -len(s.warm_tokens), s)
+                    for s in free
+                ),
+                key=lambda choice: choice[:2],
+            )
             # The last prompt token is evaluated even when it is held: its logits are needed.
             sequence.held_tokens = sequence.cached_tokens = min(shared, len(sequence.prompt) - 1)
             sequence.slot, slot.sequence = slot.index, sequence

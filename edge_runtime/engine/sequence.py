@@ -6,7 +6,6 @@ Knows counts and tokens; knows no text, no array and no session.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Sequence as TokenIds
 from dataclasses import dataclass, field
 from enum import Enum, auto
 
@@ -45,11 +44,6 @@ class Sequence:
 
     def __post_init__(self) -> None:
         self.tokens = list(self.prompt)
-
-    @property
-    def pending_tokens(self) -> TokenIds[int]:
-        """Tokens that a coming step has to evaluate."""
-        return self.tokens[self.held_tokens :]
 
     @property
     def completion_tokens(self) -> int:

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import os
 import sys
 
 import numpy as np
@@ -7,6 +8,7 @@ import pytest
 
 from edge_runtime.engine.kv_cache import CacheGeometry, KVCache
 from edge_runtime.engine.memory import process_memory
+from edge_runtime.errors import RunError
 
 GEOMETRY = CacheGeometry(layers=2, slots=3, kv_heads=2, capacity=4096, head_size=64)
 
@@ -61,4 +63,36 @@ def test_releasing_one_slot_leaves_its_neighbours() -> None:
     assert (array[0] == 1).all()
     assert (array[2] == 3).all()
     del array
+    cache.close()
+
+
+def test_closing_twice_is_harmless() -> None:
+    cache = KVCache(GEOMETRY)
+    cache.close()
+    cache.close()
+
+
+def test_a_view_outlives_the_cache() -> None:
+    cache = KVCache(GEOMETRY)
+    view = cache.array(1, 0)
+    view[2, 1, 5] = 3.0
+    cache.close()
+    assert (view[2, 1, 5] == 3.0).all()
+
+
+@pytest.mark.parametrize("capacity", [1 << 48, 1 << 80])
+def test_more_than_the_system_has_addresses_for_is_an_error_with_a_hint(capacity: int) -> None:
+    geometry = CacheGeometry(layers=1, slots=1, kv_heads=8, capacity=capacity, head_size=64)
+    with pytest.raises(RunError, match="refuses to reserve") as caught:
+        KVCache(geometry)
+    assert "--context" in str(caught.value.hint)
+
+
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="reads /proc")
+def test_more_than_the_memory_can_be_reserved() -> None:
+    """What a slot may hold costs nothing until it holds it."""
+    total = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    row = 2 * 64 * 4
+    cache = KVCache(CacheGeometry(1, 1, 1, capacity=2 * total // row, head_size=64))
+    cache.array(0, 1)[0, 0, -1] = 1.0
     cache.close()

@@ -81,6 +81,19 @@ def test_a_new_request_takes_the_slot_that_shares_most_of_its_prompt() -> None:
     assert (again.slot, again.cached_tokens) == (b.slot, 3)
 
 
+def test_an_unrelated_request_takes_the_slot_with_least_to_lose() -> None:
+    scheduler = Scheduler(slots=2, chunk_size=10)
+    talk = add(scheduler, 1, 2, 3)
+    run_step(scheduler)
+    scheduler.finish(talk, FinishReason.STOP)
+    other = add(scheduler, 9)
+    run_step(scheduler)
+    assert other.slot != talk.slot
+    again = add(scheduler, 1, 2, 3, 4)
+    run_step(scheduler)
+    assert (again.slot, again.cached_tokens) == (talk.slot, 3)
+
+
 def test_slots_with_a_gap_between_them_take_turns() -> None:
     scheduler = Scheduler(slots=3, chunk_size=4)
     a, b, c = add(scheduler, 1), add(scheduler, 2), add(scheduler, 3)
