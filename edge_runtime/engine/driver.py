@@ -7,13 +7,13 @@ from __future__ import annotations
 
 import queue
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from types import TracebackType
 
-from edge_runtime.engine.engine import Engine
+from edge_runtime.engine.core import EngineCore
 from edge_runtime.engine.request import Delta
 from edge_runtime.engine.sequence import Sequence as EngineSequence
-from edge_runtime.errors import EdgeRuntimeError, RunError
+from edge_runtime.errors import RunError
 from edge_runtime.generation.params import SamplingParams
 
 # A wait without a limit cannot be interrupted by Ctrl-C on every system.
@@ -21,10 +21,17 @@ _POLL_S = 0.5
 
 
 class RequestHandle:
-    """One request: iterate it for its deltas; iterating raises the request's error if it fails."""
+    """One request: iterate it for its deltas; iterating raises the request's error if it fails.
 
-    def __init__(self, engine: Engine) -> None:
+    Iterating again goes on where the last time ended, and ends at once when all was read.
+    """
+
+    def __init__(
+        self, engine: EngineCore, prompt_ids: Sequence[int], params: SamplingParams | None
+    ) -> None:
         self._engine = engine
+        self._prompt_ids = prompt_ids
+        self._params = params
         self._deltas: queue.SimpleQueue[Delta | Exception] = queue.SimpleQueue()
         self._sequence: EngineSequence | None = None
         self._cancel_requested = False
@@ -33,9 +40,13 @@ class RequestHandle:
 
     def __iter__(self) -> Iterator[Delta]:
         while True:
+            # Read first: whatever was passed before it became true is in the queue.
+            finished = self.finished
             try:
-                delta = self._deltas.get(timeout=_POLL_S)
+                delta = self._deltas.get(not finished, _POLL_S)
             except queue.Empty:
+                if finished:
+                    return
                 continue
             if isinstance(delta, Exception):
                 raise delta
@@ -51,11 +62,11 @@ class RequestHandle:
 
     # The engine's thread alone calls what follows.
 
-    def start(self, prompt_ids: Sequence[int], params: SamplingParams | None) -> None:
-        """Hand the request to the engine."""
+    def start(self) -> None:
+        """Hand the request to the engine; one that it refuses fails here and nowhere else."""
         try:
-            self._sequence = self._engine.submit(prompt_ids, params, emit=self.put)
-        except EdgeRuntimeError as exc:
+            self._sequence = self._engine.submit(self._prompt_ids, self._params, emit=self.put)
+        except Exception as exc:
             self.put(exc)
             return
         if self._cancel_requested:
@@ -64,8 +75,8 @@ class RequestHandle:
 
     def put(self, delta: Delta | Exception) -> None:
         """Pass a delta or an error to whoever iterates."""
-        self.finished = isinstance(delta, Exception) or delta.finish_reason is not None
         self._deltas.put(delta)
+        self.finished = isinstance(delta, Exception) or delta.finish_reason is not None
 
 
 class EngineDriver:
@@ -75,37 +86,39 @@ class EngineDriver:
         engine: used by this driver alone from now on, and not closed by it.
     """
 
-    def __init__(self, engine: Engine) -> None:
+    def __init__(self, engine: EngineCore) -> None:
         self._engine = engine
-        self._jobs: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
+        self._queued: queue.SimpleQueue[RequestHandle | None] = queue.SimpleQueue()
         self._open: list[RequestHandle] = []
-        self._ended = False
+        self._closed = False
+        # Held to queue something: nothing may be queued behind the None that ends the thread, where
+        # nobody would find it.
+        self._queueing = threading.Lock()
         self._thread = threading.Thread(target=self._loop, name="engine", daemon=True)
         self._thread.start()
 
     def submit(
         self, prompt_ids: Sequence[int], params: SamplingParams | None = None
     ) -> RequestHandle:
-        """Queue a request; one that cannot be raises when its handle is iterated.
+        """Queue a request; one that the engine refuses raises when its handle is iterated.
 
         Raises:
-            RunError: the driver is closed.
+            RunError: the driver is closed, its thread has failed, or this is a forked process,
+                which has no such thread.
         """
-        if self._ended:
-            raise RunError("the engine's thread has ended")
-        handle = RequestHandle(self._engine)
-
-        def start() -> None:
-            self._open = [h for h in self._open if not h.finished]
-            self._open.append(handle)
-            handle.start(prompt_ids, params)
-
-        self._jobs.put(start)
+        handle = RequestHandle(self._engine, prompt_ids, params)
+        with self._queueing:
+            if self._closed or not self._thread.is_alive():
+                raise RunError("the engine's thread has ended")
+            self._queued.put(handle)
         return handle
 
     def close(self) -> None:
-        """Cancel what runs, and end the thread when that is done."""
-        self._jobs.put(self._end)
+        """Cancel what runs and what waits, and end the thread. Closing twice is harmless."""
+        with self._queueing:
+            if not self._closed:
+                self._closed = True
+                self._queued.put(None)
         self._thread.join()
 
     def __enter__(self) -> EngineDriver:
@@ -119,30 +132,46 @@ class EngineDriver:
     ) -> None:
         self.close()
 
-    def _end(self) -> None:
-        self._ended = True
-        for handle in self._open:
-            handle.cancel()
-
     def _loop(self) -> None:
         try:
-            while not self._ended or self._engine.has_work:
-                self._take_jobs()
+            while self._take_queued() or self._engine.has_work:
                 if self._engine.has_work:
                     self._engine.step()
         except Exception as exc:
             # A defect: whoever waits must hear of it instead of waiting for ever.
-            self._ended = True
-            for handle in self._open:
-                handle.put(exc)
-            raise
+            if not self._fail_all(exc):
+                raise
 
-    def _take_jobs(self) -> None:
-        wait = not self._engine.has_work
-        while True:
+    def _take_queued(self) -> bool:
+        """Start what was queued, waiting for it if there is nothing else to do.
+
+        Returns:
+            False once the driver is closed: no more will come.
+        """
+        while not (self._closed and self._queued.empty()):
             try:
-                job = self._jobs.get(block=wait)
+                handle = self._queued.get(block=not self._engine.has_work)
             except queue.Empty:
-                return
-            job()
-            wait = False
+                return True
+            if handle is None:
+                for open_handle in self._open:
+                    open_handle.cancel()
+                return False
+            self._open = [h for h in self._open if not h.finished]
+            self._open.append(handle)
+            handle.start()
+        return False
+
+    def _fail_all(self, exc: Exception) -> bool:
+        """End every request with an error; whether there was one to hear of it."""
+        with self._queueing:
+            self._closed = True
+        handles = list(self._open)
+        while not self._queued.empty():
+            handle = self._queued.get()
+            if handle is not None:
+                handles.append(handle)
+        waiting = [handle for handle in handles if not handle.finished]
+        for handle in waiting:
+            handle.put(exc)
+        return bool(waiting)

@@ -1,6 +1,6 @@
 """What this process holds in memory, as the operating system counts it.
 
-Knows no model and no cache. Source on Linux: /proc/self/status (proc(5)).
+Knows no model. Source on Linux: /proc/self/status (proc(5)).
 """
 
 from __future__ import annotations
@@ -19,6 +19,16 @@ class ProcessMemory:
 
     resident_bytes: int | None
     anonymous_bytes: int | None
+
+
+@dataclass(frozen=True)
+class MemoryReport:
+    """Bytes of this process, and of its cache; None where the system does not tell."""
+
+    resident_bytes: int | None
+    anonymous_bytes: int | None
+    cache_bytes: int
+    cache_tokens: int
 
 
 def process_memory() -> ProcessMemory:

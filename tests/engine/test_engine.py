@@ -4,22 +4,13 @@ from __future__ import annotations
 
 import dataclasses
 import threading
-import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import numpy as np
 import pytest
+from support.scripted_engine import END, GREEDY, TOKENIZER, answering, make_engine
 
-from edge_runtime.bundle import (
-    GenerationDefaults,
-    GraphEntry,
-    Manifest,
-    ModelDimensions,
-    Quantization,
-    SourceEntry,
-    TokenizerEntry,
-)
-from edge_runtime.engine.driver import EngineDriver
+from edge_runtime.bundle import GenerationDefaults
 from edge_runtime.engine.engine import Engine, EngineOptions
 from edge_runtime.engine.request import Delta, FinishReason
 from edge_runtime.errors import (
@@ -29,53 +20,11 @@ from edge_runtime.errors import (
     InvalidParameterError,
     PromptTooLongError,
     RunError,
+    UsageError,
 )
 from edge_runtime.generation.params import SamplingParams
-from edge_runtime.testing import ByteTokenizer, ScriptedRunner, replying
+from edge_runtime.testing import ScriptedRunner, replying
 from edge_runtime.text.chat_template import ChatTemplate
-
-TOKENIZER = ByteTokenizer()
-END = TOKENIZER.encode("<|end|>")[0]
-GREEDY = SamplingParams(temperature=0.0)
-
-
-def make_engine(
-    script: Callable[[Sequence[int]], int],
-    *,
-    context: int = 100,
-    options: EngineOptions | None = None,
-    chat_template: ChatTemplate | None = None,
-    defaults: GenerationDefaults | None = None,
-    runner: ScriptedRunner | None = None,
-) -> tuple[Engine, ScriptedRunner]:
-    size = TOKENIZER.vocabulary_size
-    runner = runner or ScriptedRunner(script, vocabulary_size=size)
-    manifest = Manifest(
-        schema_version=1,
-        name="scripted",
-        architecture="none",
-        producer="test",
-        dimensions=ModelDimensions(1, 1, 1, 1, 1, size, context),
-        tokenizer=TokenizerEntry(end_token_ids=(END,), bos_token_id=256),
-        graphs=(GraphEntry("g", (), "fused", "int8", (), "1.23"),),
-        quantization=Quantization("int8"),
-        files={},
-        source=SourceEntry("none", "none", "0" * 64),
-        generation=defaults or GenerationDefaults(),
-    )
-    engine = Engine(
-        manifest,
-        runner=runner,
-        tokenizer=TOKENIZER,
-        chat_template=chat_template,
-        context_length=context,
-        options=options or EngineOptions(),
-    )
-    return engine, runner
-
-
-def answering(prompt: str, answer: str) -> Callable[[Sequence[int]], int]:
-    return replying(TOKENIZER.encode(prompt), [*TOKENIZER.encode(answer), END, END])
 
 
 def test_an_answer_ends_at_the_end_token_and_does_not_show_it() -> None:
@@ -318,60 +267,167 @@ def test_sequences_in_several_slots_decode_in_one_step() -> None:
     assert any(step.token_ids.shape == (2, 1) for step in runner.steps)
 
 
-# The driver
+def test_a_stop_string_that_waited_for_a_longer_one_counts_at_the_end() -> None:
+    engine, _ = make_engine(answering("p", "xabz"))
+    params = dataclasses.replace(GREEDY, stop=("ab", "abc"), max_tokens=3)
+    completion = engine.generate("p", params)
+    assert (completion.text, completion.finish_reason) == ("x", FinishReason.STOP)
 
 
-def test_the_driver_streams_from_its_own_thread() -> None:
+def test_what_is_wrong_with_a_prompt_is_said_before_anything_is_read() -> None:
+    engine, _ = make_engine(answering("", ""), context=4)
+    with pytest.raises(EmptyPromptError):
+        engine.stream("")
+    with pytest.raises(PromptTooLongError):
+        engine.generate_tokens(range(5))
+    with pytest.raises(EmptyPromptError):
+        engine.score([])
+    assert not engine.has_work
+
+
+def test_token_ids_are_a_prompt_on_every_rung() -> None:
+    engine, _ = make_engine(answering("hi", "yo"))
+    assert engine.generate(TOKENIZER.encode("hi"), GREEDY).text == "yo"
+    assert engine.generate(np.array(TOKENIZER.encode("hi")), GREEDY).text == "yo"  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("prompt", ["hi", [1.5], [None], 7, None])
+def test_what_is_no_list_of_token_ids_is_refused(prompt: object) -> None:
+    engine, _ = make_engine(answering("", ""))
+    with pytest.raises(InvalidParameterError):
+        engine.generate_tokens(prompt)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    "values",
+    [
+        {"chunk_size": 0},
+        {"slots": -1},
+        {"context_length": "2048"},
+        {"threads": 1.5},
+        {"chunk_size": None},
+        {"slots": True},
+    ],
+)
+def test_options_are_checked_by_name_and_value(values: dict[str, object]) -> None:
+    ((name, value),) = values.items()
+    with pytest.raises(InvalidParameterError, match=f"{name} is {value!r}"):
+        EngineOptions(**values)  # type: ignore[arg-type]
+
+
+def test_a_cancel_just_before_the_run_does_not_wait_for_its_end() -> None:
+    holder: list[Engine] = []
+    sequences: list[object] = []
+
+    class Cache:
+        def release(self, slot: int, *, keep_tokens: int) -> None:
+            """Called between the look for cancelled requests and the run."""
+            holder[0].cancel(sequences[0])  # type: ignore[arg-type]
+
+    engine, runner = make_engine(answering("hi", "x"), cache=Cache())
+    holder.append(engine)
+    deltas: list[Delta | EdgeRuntimeError] = []
+    sequences.append(engine.submit(TOKENIZER.encode("hi"), GREEDY, emit=deltas.append))
+    while engine.has_work:
+        engine.step()
+    assert not runner.steps
+    assert [d.finish_reason for d in deltas if isinstance(d, Delta)] == [FinishReason.CANCELLED]
+
+
+def test_a_request_with_wrong_parameters_leaves_nothing_behind() -> None:
     engine, _ = make_engine(answering("hi", "hello"))
-    with EngineDriver(engine) as driver:
-        deltas = list(driver.submit(TOKENIZER.encode("hi"), GREEDY))
-    assert "".join(d.text for d in deltas) == "hello"
-    assert deltas[-1].finish_reason is FinishReason.STOP
+    with pytest.raises(InvalidParameterError, match="999"):
+        engine.generate("hi", SamplingParams(logit_bias={999: 1.0}))
+    assert not engine.has_work
+    assert engine.generate("hi", GREEDY).text == "hello"
 
 
-def test_a_request_that_cannot_be_raises_where_it_is_read() -> None:
+# Scoring
+
+
+def test_scoring_gives_logits_at_every_position() -> None:
+    engine, runner = make_engine(
+        replying([], TOKENIZER.encode("abcdef")), options=EngineOptions(chunk_size=2)
+    )
+    logits = np.concatenate(list(engine.score(TOKENIZER.encode("abcde"))))
+    assert bytes(logits.argmax(axis=1).tolist()) == b"bcdef"
+    assert [step.token_ids.shape[1] for step in runner.steps] == [2, 2, 1]
+
+
+def test_scoring_is_refused_while_a_request_is_in_progress() -> None:
     engine, _ = make_engine(answering("hi", "hello"))
-    with EngineDriver(engine) as driver:
-        with pytest.raises(EmptyPromptError):
-            list(driver.submit([], GREEDY))
-        assert list(driver.submit(TOKENIZER.encode("hi"), GREEDY))
+    stream = engine.stream("hi", GREEDY)
+    next(stream)
+    with pytest.raises(UsageError, match="in progress"):
+        engine.score([1, 2])
+    stream.close()
 
 
-def endless(seen: Sequence[int]) -> int:
-    time.sleep(0.001)
-    return ord("a")
+def test_a_cancel_that_came_too_late_does_not_stop_a_scoring() -> None:
+    engine, runner = make_engine(replying([], TOKENIZER.encode("abc")))
+    runner.terminate()
+    assert len(np.concatenate(list(engine.score(TOKENIZER.encode("ab"))))) == 2
 
 
-def test_cancelling_a_handle_ends_its_stream() -> None:
-    engine, _ = make_engine(endless, context=100_000)
-    with EngineDriver(engine) as driver:
-        handle = driver.submit(TOKENIZER.encode("p"), GREEDY)
-        reasons = []
-        for count, delta in enumerate(handle):
-            if count == 3:
-                handle.cancel()
-            reasons.append(delta.finish_reason)
-        assert reasons[-1] is FinishReason.CANCELLED
-        assert not engine.has_work
+# Closing
 
 
-def test_a_queued_requests_leaving_does_not_touch_the_running_one() -> None:
-    engine, _ = make_engine(endless, context=50)
-    with EngineDriver(engine) as driver:
-        running = driver.submit(TOKENIZER.encode("p"), GREEDY)
-        queued = driver.submit(TOKENIZER.encode("q"), GREEDY)
-        queued.cancel()
-        assert [d.finish_reason for d in queued] == [FinishReason.CANCELLED]
-        assert [d.finish_reason for d in running][-1] is FinishReason.LENGTH
+def test_closing_twice_is_harmless() -> None:
+    engine, _ = make_engine(answering("hi", "hello"))
+    with engine:
+        engine.close()
 
 
-def test_closing_the_driver_cancels_what_runs_and_ends_the_thread() -> None:
-    engine, _ = make_engine(endless, context=100_000)
-    driver = EngineDriver(engine)
-    handle = driver.submit(TOKENIZER.encode("p"), GREEDY)
-    next(iter(handle))
-    driver.close()
-    assert [d.finish_reason for d in handle][-1] is FinishReason.CANCELLED
-    with pytest.raises(RunError):
-        driver.submit(TOKENIZER.encode("p"), GREEDY)
-    assert "engine" not in {t.name for t in threading.enumerate()}
+def test_a_closed_engine_refuses_everything_with_one_error() -> None:
+    engine, runner = make_engine(answering("hi", "hello"))
+    stream = engine.stream("hi", GREEDY)
+    next(stream)
+    evaluated = len(runner.steps)
+    engine.close()
+    with pytest.raises(RunError, match="closed"):
+        list(stream)
+    with pytest.raises(RunError, match="closed"):
+        engine.generate("hi", GREEDY)
+    with pytest.raises(RunError, match="closed"):
+        next(engine.score([1, 2]))
+    assert len(runner.steps) == evaluated
+    assert not engine.has_work
+
+
+def test_closing_waits_for_the_run_in_another_thread_and_stops_it() -> None:
+    """Otherwise the memory that the run writes to would be gone."""
+    running, closed_during_run = threading.Event(), threading.Event()
+
+    class Runner(ScriptedRunner):
+        def terminate(self) -> None:
+            super().terminate()
+            stopped.set()
+
+        def close(self) -> None:
+            if not finished.is_set():
+                closed_during_run.set()
+
+    stopped, finished = threading.Event(), threading.Event()
+
+    def before_run(number: int) -> None:
+        running.set()
+        assert stopped.wait(5), "the run was not stopped"
+        finished.set()
+
+    size = TOKENIZER.vocabulary_size
+    runner = Runner(answering("hi", "x"), vocabulary_size=size, before_run=before_run)
+    engine, _ = make_engine(answering("", ""), runner=runner)
+    errors: list[Delta | EdgeRuntimeError] = []
+    engine.submit(TOKENIZER.encode("hi"), GREEDY, emit=errors.append)
+
+    def work() -> None:
+        while engine.has_work:
+            engine.step()
+
+    thread = threading.Thread(target=work)
+    thread.start()
+    assert running.wait(5)
+    engine.close()
+    thread.join(5)
+    assert not closed_during_run.is_set()
+    assert [type(e) for e in errors] == [RunError]

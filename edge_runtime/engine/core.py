@@ -1,0 +1,286 @@
+"""The engine's one loop: schedule, run, sample, emit, until there is nothing left to do.
+
+Token ids in, deltas out. Knows no prompt in words, no chat template and no bundle directory:
+:mod:`edge_runtime.engine.engine` adds those.
+"""
+
+from __future__ import annotations
+
+import operator
+import threading
+import time
+from collections.abc import Sequence as Ordered
+from types import TracebackType
+from typing import Any, TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from edge_runtime.bundle import Manifest
+from edge_runtime.engine.kv_cache import KVCache
+from edge_runtime.engine.memory import MemoryReport, process_memory
+from edge_runtime.engine.model_runner import ModelRunner, RunTerminatedError, StepInput
+from edge_runtime.engine.options import EngineOptions
+from edge_runtime.engine.output import Emit, RequestOutput
+from edge_runtime.engine.request import Delta, FinishReason
+from edge_runtime.engine.scheduler import Scheduler, StepPlan
+from edge_runtime.engine.sequence import Phase, Sequence
+from edge_runtime.engine.step_input import planned_input
+from edge_runtime.errors import (
+    EdgeRuntimeError,
+    EmptyPromptError,
+    InvalidParameterError,
+    PromptTooLongError,
+    RunError,
+)
+from edge_runtime.generation.params import SamplingParams, sampling_params
+from edge_runtime.providers.memory_advice import MappedFiles
+from edge_runtime.text.tokenizer import Tokenizer
+
+# Each token maps some 64 KiB of the embedding; dropping them takes under a millisecond.
+_DROP_EVERY_TOKENS = 32
+
+Core = TypeVar("Core", bound="EngineCore")
+
+
+class EngineCore:
+    """Runs requests over one model.
+
+    One thread uses it; :meth:`cancel` and :meth:`close` may also be called from another. The parts
+    come from outside, so that any of them can be a double.
+
+    Args:
+        manifest: the bundle's promises.
+        runner: evaluates tokens.
+        tokenizer: gives the bytes of tokens.
+        context_length: tokens that a sequence may hold.
+        options: chunk size and slots.
+        cache: the runner's cache, whose pages are given back; None where it has none.
+        mapped_weights: the weights files, whose pages are let go now and then; None where there
+            are none.
+    """
+
+    def __init__(
+        self,
+        manifest: Manifest,
+        *,
+        runner: ModelRunner,
+        tokenizer: Tokenizer,
+        context_length: int,
+        options: EngineOptions,
+        cache: KVCache | None = None,
+        mapped_weights: MappedFiles | None = None,
+    ) -> None:
+        self.manifest = manifest
+        self.tokenizer = tokenizer
+        self.context_length = context_length
+        self._options = options
+        self._runner = runner
+        self._cache = cache
+        self._mapped_weights = mapped_weights
+        self._tokens_since_drop = 0
+        self._scheduler = Scheduler(slots=options.slots, chunk_size=options.chunk_size)
+        self._outputs: dict[int, RequestOutput] = {}
+        self._stepping: tuple[Sequence, ...] = ()
+        self._end_tokens = frozenset(manifest.tokenizer.end_token_ids)
+        self._closed = False
+        # Held by whoever uses the session or the cache's memory, so that closing waits for a run in
+        # another thread instead of taking the memory from under it.
+        self._in_use = threading.Lock()
+
+    def close(self) -> None:
+        """Let the session and the cache go; a run in another thread is stopped first.
+
+        Requests that are not finished fail with RunError at their next step, and later ones are
+        refused with it. Closing twice is harmless.
+        """
+        self._closed = True
+        if self._stepping:
+            self._runner.terminate()
+        with self._in_use:
+            if self._mapped_weights is not None:
+                with self._mapped_weights.closing():
+                    self._runner.close()
+            else:
+                self._runner.close()
+            if self._cache is not None:
+                self._cache.close()
+                self._cache = None
+            self._mapped_weights = None
+
+    def __enter__(self: Core) -> Core:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        value: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def default_params(self, **overrides: Any) -> SamplingParams:
+        """Sampling parameters: what is given, then the model's own wishes, then plain defaults.
+
+        Raises:
+            InvalidParameterError: a value out of its range.
+        """
+        return sampling_params(self.manifest.generation, **overrides)
+
+    # What a driver uses
+
+    def submit(
+        self, prompt_ids: Ordered[int], params: SamplingParams | None, *, emit: Emit
+    ) -> Sequence:
+        """Queue a request; :meth:`step` works on it and calls ``emit`` for each delta.
+
+        ``emit`` gets an error instead when the request fails, and nothing after that or after a
+        delta with a finish reason. It must not raise.
+
+        Raises:
+            EmptyPromptError, PromptTooLongError, InvalidParameterError: nothing was queued.
+            RunError: the engine is closed.
+        """
+        if self._closed:
+            raise _closed()
+        sequence = Sequence(self._checked_prompt(prompt_ids), params or self.default_params())
+        self._outputs[sequence.id] = RequestOutput(
+            sequence,
+            emit=emit,
+            tokenizer=self.tokenizer,
+            vocabulary_size=self.manifest.dimensions.vocabulary_size,
+            end_tokens=self._end_tokens,
+            context_length=self.context_length,
+        )
+        self._scheduler.add(sequence)
+        return sequence
+
+    def cancel(self, sequence: Sequence) -> None:
+        """End a request at the next step; one that has the step to itself is stopped inside it.
+
+        May be called from any thread, and more than once.
+        """
+        sequence.cancel_requested = True
+        if self._stepping == (sequence,):
+            self._runner.terminate()
+
+    @property
+    def has_work(self) -> bool:
+        """Whether a request runs or waits."""
+        return bool(self._scheduler.unfinished)
+
+    def step(self) -> None:
+        """Do one step: a chunk of a prompt, or one token of each running sequence."""
+        for sequence in self._scheduler.unfinished:
+            if sequence.cancel_requested:
+                self._finish(sequence, Delta("", finish_reason=FinishReason.CANCELLED))
+        plan = self._scheduler.schedule()
+        if plan is None:
+            return
+        for sequence in plan.admitted:
+            self._give_back(sequence.slot, keep_tokens=sequence.held_tokens)
+        before_s = time.perf_counter()
+        self._stepping = plan.sequences
+        try:
+            if any(s.cancel_requested for s in plan.sequences):
+                return  # it came too early to be stopped inside the run
+            logits = self._run(planned_input(plan))
+        except RunTerminatedError:
+            return  # whoever was cancelled is dropped by the next step; others try again
+        except RunError as exc:
+            self._fail(plan.sequences, exc)
+            return
+        finally:
+            self._stepping = ()
+        self._advance(plan, logits, time.perf_counter() - before_s)
+
+    def reset(self) -> None:
+        """Forget what finished sequences left in the cache, and give its pages back."""
+        for slot in self._scheduler.forget_warm_tokens():
+            self._give_back(slot, keep_tokens=0)
+
+    def memory(self) -> MemoryReport:
+        """What the process and its cache hold now."""
+        process = process_memory()
+        cache = self._cache
+        tokens = self._scheduler.held_tokens
+        per_token = cache.geometry.token_bytes if cache is not None else 0
+        return MemoryReport(
+            process.resident_bytes, process.anonymous_bytes, tokens * per_token, tokens
+        )
+
+    # One step
+
+    def _run(self, step: StepInput) -> NDArray[np.float32]:
+        with self._in_use:
+            if self._closed:
+                raise _closed()
+            logits = self._runner.run(step)
+            self._tokens_since_drop += int(step.lengths.sum())
+            if self._mapped_weights is not None and self._tokens_since_drop >= _DROP_EVERY_TOKENS:
+                self._mapped_weights.drop_pages()
+                self._tokens_since_drop = 0
+            return logits
+
+    def _advance(self, plan: StepPlan, logits: NDArray[np.float32], elapsed_s: float) -> None:
+        for row, (sequence, count) in enumerate(
+            zip(plan.sequences, plan.token_counts, strict=True)
+        ):
+            sequence.held_tokens += count
+            output = self._outputs[sequence.id]
+            output.count_step(elapsed_s, is_prefill=plan.is_prefill)
+            if not plan.wants_logits:
+                continue
+            sequence.phase = Phase.DECODE
+            try:
+                delta = output.add(logits[row, 0])
+            except EdgeRuntimeError as exc:
+                self._fail((sequence,), exc)
+                continue
+            if delta.finish_reason is None:
+                output.emit(delta)
+            else:
+                self._finish(sequence, delta)
+
+    def _finish(self, sequence: Sequence, delta: Delta) -> None:
+        output = self._outputs.pop(sequence.id)
+        last = output.last(delta)
+        assert last.finish_reason is not None
+        self._scheduler.finish(sequence, last.finish_reason)
+        output.emit(last)
+
+    def _fail(self, sequences: Ordered[Sequence], error: EdgeRuntimeError) -> None:
+        for sequence in sequences:
+            self._scheduler.finish(sequence, FinishReason.ERROR)
+            self._outputs.pop(sequence.id).emit(error)
+
+    def _checked_prompt(self, prompt_ids: Ordered[int]) -> tuple[int, ...]:
+        if isinstance(prompt_ids, str):
+            raise InvalidParameterError(
+                "the prompt is a text where token ids are taken",
+                hint="use stream() or generate(), or encode_prompt() first",
+            )
+        try:
+            ids = tuple(map(operator.index, prompt_ids))
+        except TypeError as exc:
+            raise InvalidParameterError(f"the prompt is no list of token ids: {exc}") from exc
+        if not ids:
+            raise EmptyPromptError("the prompt is empty", hint="give some text to go on from")
+        if len(ids) > self.context_length:
+            raise PromptTooLongError(len(ids), self.context_length)
+        vocabulary = self.manifest.dimensions.vocabulary_size
+        for token in (min(ids), max(ids)):
+            if not 0 <= token < vocabulary:
+                raise InvalidParameterError(
+                    f"token {token} is outside the model's {vocabulary} tokens"
+                )
+        return ids
+
+    def _give_back(self, slot: int | None, *, keep_tokens: int) -> None:
+        with self._in_use:
+            if self._cache is not None and slot is not None:
+                self._cache.release(slot, keep_tokens=keep_tokens)
+
+
+def _closed() -> RunError:
+    return RunError("the engine is closed", hint="load the bundle again")

@@ -1,0 +1,160 @@
+"""From a bundle directory to the parts that an engine runs: session, cache, tokenizer, template.
+
+Knows where each part is in a bundle; knows no request. When any part does not load, those that did
+are closed again.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+from edge_runtime.bundle import (
+    CHAT_TEMPLATE_NAME,
+    TOKENIZER_CONFIG_NAME,
+    TOKENIZER_NAME,
+    Bundle,
+    GraphEntry,
+    Manifest,
+)
+from edge_runtime.engine.kv_cache import CacheGeometry, KVCache
+from edge_runtime.engine.model_runner import OrtModelRunner
+from edge_runtime.engine.options import EngineOptions, context_length
+from edge_runtime.errors import ChatTemplateError, ProviderError
+from edge_runtime.providers.memory_advice import MappedFiles, trim_heap
+from edge_runtime.providers.ort import require_version
+from edge_runtime.providers.session import CPU_PROVIDER, SessionOptions
+from edge_runtime.providers.threads import plan_threads
+from edge_runtime.text.chat_template import ChatTemplate
+from edge_runtime.text.tokenizer import BundleTokenizer, Tokenizer
+
+_DIALECT = "fused"
+_SPECIAL_TOKENS = ("bos_token", "eos_token", "unk_token", "pad_token")
+
+
+@dataclass(frozen=True)
+class EngineParts:
+    """What :class:`edge_runtime.engine.engine.Engine` is made of, ready to run."""
+
+    manifest: Manifest
+    runner: OrtModelRunner
+    tokenizer: Tokenizer
+    chat_template: ChatTemplate | None
+    context_length: int
+    cache: KVCache
+    mapped_weights: MappedFiles
+
+
+def load_parts(
+    path: Path, options: EngineOptions, *, hash_file: Callable[[Path], str]
+) -> EngineParts:
+    """Open a bundle and everything in it that generation needs.
+
+    Raises:
+        BundleError: the bundle cannot be trusted or read.
+        TokenizerError: its tokenizer does not load.
+        ProviderError: no onnxruntime, one too old for the graph, or it does not open the graph.
+        InvalidParameterError: a context longer than the model's.
+        RunError: the system refuses the cache's address space.
+    """
+    bundle = Bundle.open(path, hash_file=hash_file)
+    manifest = bundle.manifest
+    context = context_length(manifest, options.context_length)
+    session_options = SessionOptions(plan_threads(options.threads))
+    graph = _graph_for(bundle, session_options.provider)
+    require_version(graph.oldest_onnxruntime, f"{manifest.name}'s graph")
+    mapped = MappedFiles([bundle.file(name) for name in graph.weights])
+
+    with ExitStack() as on_failure:
+        cache = KVCache(
+            CacheGeometry.of(manifest.dimensions, slots=options.slots, capacity=context)
+        )
+        on_failure.callback(cache.close)
+
+        def open_runner() -> OrtModelRunner:
+            with mapped.opening():
+                runner = OrtModelRunner(
+                    bundle.file(graph.file),
+                    cache,
+                    vocabulary_size=manifest.dimensions.vocabulary_size,
+                    options=session_options,
+                )
+            on_failure.callback(_close_runner, runner, mapped)
+            return runner
+
+        # onnxruntime leaves the interpreter free while it opens the graph: the text side loads
+        # meanwhile.
+        with ThreadPoolExecutor(1) as pool:
+            opening = pool.submit(open_runner)
+            tokenizer = BundleTokenizer.load(
+                bundle.file(TOKENIZER_NAME), bos_token_id=manifest.tokenizer.bos_token_id
+            )
+            chat_template = _chat_template(bundle, tokenizer)
+            runner = opening.result()
+        mapped.drop_pages()
+        trim_heap()
+        on_failure.pop_all()
+        return EngineParts(
+            manifest, runner, tokenizer, chat_template, context, cache, mapped_weights=mapped
+        )
+
+
+def _close_runner(runner: OrtModelRunner, mapped: MappedFiles) -> None:
+    with mapped.closing():
+        runner.close()
+
+
+def _graph_for(bundle: Bundle, provider: str) -> GraphEntry:
+    for graph in bundle.manifest.graphs:
+        if graph.dialect == _DIALECT and provider in graph.providers:
+            return graph
+    held = ", ".join(
+        f"{graph.dialect} for {' or '.join(graph.providers) or 'none'}"
+        for graph in bundle.manifest.graphs
+    )
+    raise ProviderError(
+        f"{bundle.path} has no {_DIALECT} graph for {provider}; it has {held}",
+        hint=f"export it again for {CPU_PROVIDER}",
+    )
+
+
+def _chat_template(bundle: Bundle, tokenizer: Tokenizer) -> ChatTemplate | None:
+    if not bundle.has(CHAT_TEMPLATE_NAME):
+        return None
+    try:
+        source = bundle.file(CHAT_TEMPLATE_NAME).read_text(encoding="utf-8")
+    except ValueError:
+        return None  # not UTF-8, so no template: the error for having none says what to do
+    if not source.strip():
+        return None
+    template = ChatTemplate(source, special_tokens=_special_tokens(bundle, tokenizer))
+    # A broken template is found by whoever renders it: text without it still runs.
+    with suppress(ChatTemplateError):
+        template.compile()
+    return template
+
+
+def _special_tokens(bundle: Bundle, tokenizer: Tokenizer) -> dict[str, str]:
+    """The special tokens by the names that templates know them by.
+
+    tokenizer_config.json says which of several end tokens is ``eos_token``; without it the first
+    is a guess.
+    """
+    entry = bundle.manifest.tokenizer
+    ids = {"bos_token": entry.bos_token_id, "eos_token": next(iter(entry.end_token_ids), None)}
+    special = {name: tokenizer.id_to_token(i) for name, i in ids.items() if i is not None}
+    if not bundle.has(TOKENIZER_CONFIG_NAME):
+        return special
+    with suppress(ValueError, RecursionError):
+        config = json.loads(bundle.file(TOKENIZER_CONFIG_NAME).read_text(encoding="utf-8"))
+        for name in _SPECIAL_TOKENS if isinstance(config, dict) else ():
+            value = config.get(name)
+            # Hugging Face writes a token as its text, or as an object that holds it.
+            text = value.get("content") if isinstance(value, dict) else value
+            if isinstance(text, str):
+                special[name] = text
+    return special

@@ -1,0 +1,65 @@
+"""How to run a bundle: what a caller chooses before loading it.
+
+Knows the manifest's numbers; opens nothing.
+"""
+
+from __future__ import annotations
+
+import numbers
+from dataclasses import dataclass
+
+from edge_runtime.bundle import Manifest
+from edge_runtime.errors import InvalidParameterError
+
+# Models advertise up to a million tokens. The cache is committed as it is used, but what may be
+# used should be a number that the user chose or that suits a small device.
+DEFAULT_CONTEXT_LENGTH = 8192
+
+
+@dataclass(frozen=True)
+class EngineOptions:
+    """How to run a bundle.
+
+    Args:
+        context_length: tokens that a sequence may hold; None is the model's own, at most 8,192.
+        chunk_size: most prompt tokens in one step. From about 64 a chunk runs at full speed;
+            smaller ones take less memory and are cancelled sooner.
+        threads: None chooses by affinity, quota and core speeds.
+        slots: sequences that run at the same time.
+
+    Raises:
+        InvalidParameterError: a value that is not a whole number of at least 1.
+    """
+
+    context_length: int | None = None
+    chunk_size: int = 64
+    threads: int | None = None
+    slots: int = 1
+
+    def __post_init__(self) -> None:
+        for name in ("context_length", "chunk_size", "threads", "slots"):
+            value = getattr(self, name)
+            if value is None and name in ("context_length", "threads"):
+                continue
+            whole = isinstance(value, numbers.Integral) and not isinstance(value, bool)
+            if not whole or value < 1:
+                raise InvalidParameterError(
+                    f"{name} is {value!r}", hint="use a whole number, 1 or more"
+                )
+
+
+def context_length(manifest: Manifest, asked: int | None) -> int:
+    """Tokens that a sequence may hold: what was asked for, or what suits model and device.
+
+    Raises:
+        InvalidParameterError: more than the model's own.
+    """
+    model = manifest.dimensions.context_length
+    if asked is None:
+        return min(model, DEFAULT_CONTEXT_LENGTH)
+    if asked > model:
+        raise InvalidParameterError(
+            f"a context of {asked} tokens is longer than the model's {model}",
+            hint=f"use --context {model} or less",
+        )
+    return asked

@@ -1,0 +1,120 @@
+"""One request's way from logits to deltas: sampled token, text, end or not, times.
+
+Knows sampler, tokenizer and what ends a text; knows no scheduler, no cache and no session.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import replace
+
+import numpy as np
+from numpy.typing import NDArray
+
+from edge_runtime.engine.request import Delta, FinishReason, Usage
+from edge_runtime.engine.sequence import Sequence
+from edge_runtime.engine.text_stream import TextStream
+from edge_runtime.errors import EdgeRuntimeError
+from edge_runtime.generation.sampler import Sampler
+from edge_runtime.text.tokenizer import Tokenizer
+
+Emit = Callable[[Delta | EdgeRuntimeError], None]
+
+
+class RequestOutput:
+    """Extends a sequence by sampled tokens, and says what each adds to the answer.
+
+    Args:
+        sequence: the request; its ``tokens`` grow here.
+        emit: where deltas go.
+        tokenizer: gives the bytes of tokens.
+        vocabulary_size: V of the logits.
+        end_tokens: the model's own.
+        context_length: tokens at which the context is full.
+
+    Raises:
+        InvalidParameterError: the parameters name a token outside the vocabulary.
+    """
+
+    def __init__(
+        self,
+        sequence: Sequence,
+        *,
+        emit: Emit,
+        tokenizer: Tokenizer,
+        vocabulary_size: int,
+        end_tokens: frozenset[int],
+        context_length: int,
+    ) -> None:
+        self.emit = emit
+        self._sequence = sequence
+        self._end_tokens = end_tokens
+        self._context_length = context_length
+        self._sampler = Sampler(
+            sequence.params, prompt_token_ids=sequence.prompt, vocabulary_size=vocabulary_size
+        )
+        self._text = TextStream(tokenizer, sequence.params)
+        self._started_s = time.perf_counter()
+        self._ttft_s = 0.0
+        self._prefill_s = 0.0
+        self._decode_s = 0.0
+
+    def count_step(self, elapsed_s: float, *, is_prefill: bool) -> None:
+        """Count a step's seconds."""
+        if is_prefill:
+            self._prefill_s += elapsed_s
+        else:
+            self._decode_s += elapsed_s
+
+    def add(self, logits: NDArray[np.float32]) -> Delta:
+        """Choose the next token.
+
+        Args:
+            logits: (V,) float32, only read.
+
+        Returns:
+            What it adds; with a finish reason if the answer ends here, and then
+            :meth:`last` makes the last delta of it.
+
+        Raises:
+            RunError: the logits are numerically broken.
+        """
+        sequence, params = self._sequence, self._sequence.params
+        sampled = self._sampler.sample(logits)
+        if not sequence.completion_tokens:
+            self._ttft_s = time.perf_counter() - self._started_s
+        token = sampled.token_id
+        sequence.tokens.append(token)
+        logprobs = () if sampled.logprob is None else (sampled.logprob,)
+        if token in params.stop_token_ids or (token in self._end_tokens and not params.ignore_eos):
+            return Delta("", (token,), logprobs, FinishReason.STOP)
+        text = self._text.add(token)
+        reason: FinishReason | None = None
+        if self._text.stopped:
+            reason = FinishReason.STOP
+        elif (
+            len(sequence.tokens) >= self._context_length
+            or sequence.completion_tokens == params.max_tokens
+        ):
+            reason = FinishReason.LENGTH
+        return Delta(text, (token,), logprobs, reason)
+
+    def last(self, delta: Delta) -> Delta:
+        """``delta``, which ends the answer, with the text that was held back and the usage."""
+        text, reason = delta.text, delta.finish_reason
+        if not self._text.stopped:
+            text += self._text.flush()
+            if self._text.stopped and reason is FinishReason.LENGTH:
+                # It waited to see whether a longer stop string would come.
+                reason = FinishReason.STOP
+        sequence = self._sequence
+        usage = Usage(
+            prompt_tokens=len(sequence.prompt),
+            cached_tokens=sequence.cached_tokens,
+            completion_tokens=sequence.completion_tokens,
+            ttft_s=self._ttft_s,
+            prefill_s=self._prefill_s,
+            decode_s=self._decode_s,
+        )
+        return replace(delta, text=text, finish_reason=reason, usage=usage)
