@@ -24,6 +24,8 @@ from edge_runtime.errors import StorageError, UsageError
 from edge_runtime.file_hash import sha256_of_file
 from edge_runtime.typed_data import encode
 
+_DISK_FULL = {errno.ENOSPC, getattr(errno, "EDQUOT", errno.ENOSPC)}
+_NOT_ALLOWED = (errno.EACCES, errno.EPERM, errno.EROFS)
 PAGE_BYTES = 4096  # external data is mapped: each array starts on a page
 
 
@@ -54,17 +56,23 @@ class WeightsFile:
         return offset, data.nbytes
 
     def close(self) -> None:
-        """Flush to the disk and close."""
-        if not self._stream.closed:
-            self._stream.flush()
-            os.fsync(self._stream.fileno())
-            self._stream.close()
+        """Write out what is buffered and close; :func:`bundle_directory` flushes to the disk.
+
+        Raises:
+            OSError: the disk is full; the file is closed all the same.
+        """
+        self._stream.close()
 
     def __enter__(self) -> WeightsFile:
         return self
 
-    def __exit__(self, *_: object) -> None:
-        self.close()
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        if kind is None:
+            self.close()
+            return
+        # After an error the file is going to be deleted: what it lacks is no second error.
+        with contextlib.suppress(OSError):
+            self.close()
 
 
 @contextlib.contextmanager
@@ -74,14 +82,11 @@ def bundle_directory(destination: Path, *, overwrite: bool) -> Iterator[Path]:
     On any error, Ctrl-C included, what was written is deleted and ``destination`` is as before.
 
     Raises:
-        UsageError: the destination exists and ``overwrite`` is False, or it is not a bundle.
+        UsageError: the destination exists (or came to exist meanwhile) and ``overwrite`` is False,
+            or it is not a bundle.
         StorageError: the disk is full or cannot be written.
     """
-    if destination.exists():
-        if not overwrite:
-            raise UsageError(f"{destination} already exists", hint="pass --force to replace it")
-        if not (destination / MANIFEST_NAME).is_file() and any(destination.iterdir()):
-            raise UsageError(f"{destination} is not a bundle, so it will not be replaced")
+    _check_destination(destination, overwrite=overwrite)
     with translated_storage_errors(destination):
         destination.parent.mkdir(parents=True, exist_ok=True)
         work = Path(
@@ -91,6 +96,8 @@ def bundle_directory(destination: Path, *, overwrite: bool) -> Iterator[Path]:
         with translated_storage_errors(destination):
             yield work
             work.chmod(0o755)  # mkdtemp keeps others out; a bundle is read by whoever may
+            _flush_files(work)
+            _check_destination(destination, overwrite=overwrite)
             _move_into_place(work, destination)
     finally:
         shutil.rmtree(work, ignore_errors=True)
@@ -103,11 +110,9 @@ def write_manifest(directory: Path, manifest: Manifest) -> None:
 
 
 def write_text(path: Path, text: str) -> None:
-    """Write a text file and flush it to the disk."""
+    """Write a new text file, the same bytes on every system."""
     with path.open("x", encoding="utf-8", newline="\n") as stream:
         stream.write(text)
-        stream.flush()
-        os.fsync(stream.fileno())
 
 
 def file_entries(directory: Path) -> dict[str, FileEntry]:
@@ -125,13 +130,18 @@ def translated_storage_errors(destination: Path) -> Iterator[None]:
     try:
         yield
     except OSError as exc:
-        if exc.errno in (errno.ENOSPC, errno.EDQUOT):
+        if exc.errno in _DISK_FULL:
             free = shutil.disk_usage(_existing_parent(destination)).free
             raise StorageError(
                 f"the disk is full: {destination} ({free // 1_000_000} MB free)",
                 hint="free some space, or export elsewhere with -o or EDGE_RUNTIME_HOME",
             ) from exc
-        if exc.errno in (errno.EACCES, errno.EPERM, errno.EROFS):
+        if exc.errno == errno.EFBIG:
+            raise StorageError(
+                f"the file system of {destination} holds no file as large as the weights",
+                hint="FAT ends at 4 GB: export to another disk with -o or EDGE_RUNTIME_HOME",
+            ) from exc
+        if exc.errno in _NOT_ALLOWED:
             raise StorageError(
                 f"{exc.filename or destination} cannot be written: {exc.strerror}",
                 hint="choose a place you may write to with -o or EDGE_RUNTIME_HOME",
@@ -143,17 +153,37 @@ def _existing_parent(path: Path) -> Path:
     return next(p for p in (path, *path.absolute().parents) if p.exists())
 
 
+def _check_destination(destination: Path, *, overwrite: bool) -> None:
+    if not os.path.lexists(destination):  # a broken link is in the way as well
+        return
+    if not overwrite:
+        raise UsageError(f"{destination} already exists", hint="pass --force to replace it")
+    ours = destination.is_dir() and (
+        (destination / MANIFEST_NAME).is_file() or not any(destination.iterdir())
+    )
+    if destination.is_symlink() or not ours:
+        raise UsageError(f"{destination} is not a bundle, so it will not be replaced")
+
+
+def _flush_files(directory: Path) -> None:
+    """After a loss of power no name may stand for content that never reached the disk."""
+    for path in directory.rglob("*"):
+        if path.is_file():
+            with path.open("rb+") as stream:  # Windows flushes only what may be written
+                os.fsync(stream.fileno())
+
+
 def _move_into_place(work: Path, destination: Path) -> None:
     # A directory cannot replace one that holds files in a single step: the old one steps aside
-    # first, and comes back if the new one cannot take its place.
-    if not destination.exists():
-        work.rename(destination)
-        return
+    # first, and comes back if the new one cannot take its place, whatever the reason.
     aside = work.with_suffix(".old")
-    destination.rename(aside)
     try:
+        if destination.exists():
+            destination.rename(aside)
         work.rename(destination)
-    except OSError:
-        aside.rename(destination)
+    except BaseException:
+        if aside.exists() and not destination.exists():
+            aside.rename(destination)
         raise
-    shutil.rmtree(aside, ignore_errors=True)
+    finally:
+        shutil.rmtree(aside, ignore_errors=True)
