@@ -1,12 +1,13 @@
 """Does the bundle run? Asked before it is put in place.
 
 Opens the graph and checks what a broken export would get wrong: logits are finite, and a prompt
-read in pieces through the cache gives the logits of the prompt read at once. Skipped where no
-onnxruntime is installed: an export needs none.
+read in pieces through the cache gives the logits of the prompt read at once. Skipped where there
+is no usable onnxruntime: an export needs none.
 """
 
 from __future__ import annotations
 
+from contextlib import closing
 from pathlib import Path
 
 import numpy as np
@@ -15,7 +16,7 @@ from numpy.typing import NDArray
 from edge_runtime.bundle import Manifest
 from edge_runtime.engine.kv_cache import CacheGeometry, KVCache
 from edge_runtime.engine.model_runner import OrtModelRunner, StepInput
-from edge_runtime.errors import ExportError, ProviderError
+from edge_runtime.errors import ExportError, ProviderError, RunError
 from edge_runtime.providers.ort import onnxruntime
 from edge_runtime.providers.session import SessionOptions
 from edge_runtime.providers.threads import plan_threads
@@ -30,41 +31,48 @@ def validate_bundle(directory: Path, manifest: Manifest) -> bool:
     """Run the graph on a few tokens.
 
     Returns:
-        False where no onnxruntime is installed and nothing was run.
+        False where there is no usable onnxruntime and nothing was run.
 
     Raises:
-        ExportError: the graph does not open, or its logits are wrong.
+        ExportError: the graph does not open or does not run, or its logits are wrong.
     """
     try:
         onnxruntime()
     except ProviderError:
         return False
-    tokens = np.arange(_PROBE_TOKENS, dtype=np.int64) * 37 % manifest.dimensions.vocabulary_size
-    geometry = CacheGeometry.of(
-        manifest.dimensions,
-        slots=1,
-        capacity=min(manifest.dimensions.context_length, 2 * _PROBE_TOKENS),
-    )
-    cache = KVCache(geometry)
+    dimensions = manifest.dimensions
+    count = min(_PROBE_TOKENS, dimensions.context_length)
+    tokens = np.arange(count, dtype=np.int64) * 37 % dimensions.vocabulary_size
     try:
-        runner = OrtModelRunner(
-            directory / manifest.graphs[0].file,
-            cache,
-            vocabulary_size=manifest.dimensions.vocabulary_size,
-            options=SessionOptions(plan_threads()),
-        )
+        with (
+            closing(KVCache(CacheGeometry.of(dimensions, slots=1, capacity=count))) as cache,
+            closing(
+                OrtModelRunner(
+                    directory / manifest.graphs[0].file,
+                    cache,
+                    vocabulary_size=dimensions.vocabulary_size,
+                    options=SessionOptions(plan_threads()),
+                )
+            ) as runner,
+        ):
+            at_once = _last_logits(runner, tokens, [count])
+            in_pieces = _last_logits(runner, tokens, _pieces(count))
     except ProviderError as exc:
         raise ExportError(f"the exported graph does not open: {exc.message}") from exc
-    at_once = _last_logits(runner, tokens, [_PROBE_TOKENS])
-    in_pieces = _last_logits(runner, tokens, [7, _PROBE_TOKENS - 8, 1])
-    runner.close()
-    cache.close()
+    except RunError as exc:
+        raise ExportError(f"the exported graph does not run: {exc.message}") from exc
     if not np.isfinite(at_once).all():
         raise ExportError("the exported graph gives logits that are not finite")
     difference = float(np.abs(at_once - in_pieces).max() / max(1.0, np.abs(at_once).max()))
     if difference > _TOLERANCE:
         raise ExportError(f"the exported graph's cache is wrong: logits differ by {difference:.3g}")
     return True
+
+
+def _pieces(count: int) -> list[int]:
+    """A chunk, another one on top of it, and a single token as decoding has it."""
+    first = min(7, count // 2)
+    return [piece for piece in (first, count - first - 1, 1) if piece]
 
 
 def _last_logits(
