@@ -70,3 +70,53 @@ def test_experts_are_refused(tmp_path: Path) -> None:
 def test_a_nonsensical_number_is_refused_by_key(tmp_path: Path, value: int) -> None:
     with pytest.raises(SourceFormatError, match="embedding_length"):
         spec_of(tmp_path, embedding_length=value)
+
+
+@pytest.mark.parametrize(
+    "metadata",
+    [
+        {"rope__scaling__type": "linear", "rope__scaling__factor": 4.0},
+        {"rope__scaling__factor": 4.0},
+        {"rope__scale_linear": 4.0},
+    ],
+)
+def test_linear_scaling_is_read_however_a_file_spells_it(
+    tmp_path: Path, metadata: dict[str, object]
+) -> None:
+    plain = spec_of(tmp_path).rotary.inverse_frequencies
+    scaled = spec_of(tmp_path, **metadata).rotary.inverse_frequencies
+    assert scaled == pytest.approx(plain / 4)
+
+
+def test_no_scaling_is_none_whatever_the_factor(tmp_path: Path) -> None:
+    plain = spec_of(tmp_path).rotary.inverse_frequencies
+    told = spec_of(tmp_path, rope__scaling__type="none", rope__scaling__factor=4.0).rotary
+    assert told.inverse_frequencies == pytest.approx(plain)
+
+
+def test_an_unknown_scaling_is_refused_even_without_a_factor(tmp_path: Path) -> None:
+    with pytest.raises(UnsupportedModelError, match="longrope"):
+        spec_of(tmp_path, rope__scaling__type="longrope")
+
+
+@pytest.mark.parametrize(
+    "metadata",
+    [
+        {"rope__scaling__type": "yarn", "rope__scaling__factor": 4.0, "rope__freq_base": 1.0},
+        {"rope__dimension_count": 0},
+        {"embedding_length": 3},
+        {"block_count": [1, 2, 3] * 100},
+    ],
+)
+def test_numbers_that_no_model_has_are_one_line(
+    tmp_path: Path, metadata: dict[str, object]
+) -> None:
+    with pytest.raises(SourceFormatError) as caught:
+        spec_of(tmp_path, **metadata)
+    assert "\n" not in str(caught.value)
+    assert len(str(caught.value)) < 120
+
+
+def test_a_yarn_factor_beyond_the_context_is_no_division_by_zero(tmp_path: Path) -> None:
+    rotary = spec_of(tmp_path, rope__scaling__type="yarn", rope__scaling__factor=1e6).rotary
+    assert np.isfinite(rotary.inverse_frequencies).all()

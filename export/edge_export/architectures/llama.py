@@ -56,6 +56,8 @@ def decoder_spec(checkpoint: Checkpoint) -> DecoderSpec:
     head_size = read.integer("llama.attention.key_length", default=hidden // heads)
     if read.integer("llama.attention.value_length", default=head_size) != head_size:
         raise UnsupportedModelError("keys and values of different head sizes")
+    if not head_size:
+        raise SourceFormatError(f"{heads} heads do not share {hidden} dimensions")
     names = dict(_TENSOR_NAMES)
     embedding = _TENSOR_NAMES["embedding"]
     if embedding not in checkpoint.tensors:
@@ -102,20 +104,26 @@ def _rotary(
         if factors.shape != frequencies.shape or not (factors > 0).all():
             raise SourceFormatError(f"rope_freqs.weight has shape {factors.shape}")
         frequencies = frequencies / factors
-    kind = read.text("llama.rope.scaling.type", default="none")
-    factor = read.number("llama.rope.scaling.factor", default=1.0)
-    if kind == "none" or factor == 1.0:
+    # Linear is what a file means that gives a factor and no kind; scale_linear is its first name.
+    kind = read.text("llama.rope.scaling.type", default="linear")
+    factor = read.number(
+        "llama.rope.scaling.factor", default=read.number("llama.rope.scale_linear", default=1.0)
+    )
+    if kind == "none":
         return RotarySpec(frequencies)
     if kind == "linear":
         return RotarySpec(frequencies / factor)
     if kind == "yarn":
+        if base <= 1:
+            raise SourceFormatError(f"llama.rope.freq_base is {base}")
         original = read.integer(
-            "llama.rope.scaling.original_context_length", default=int(context_length / factor)
+            "llama.rope.scaling.original_context_length",
+            default=max(1, int(context_length / factor)),
         )
         magnitude = read.number("llama.rope.scaling.attn_factor", default=1.0)
         return RotarySpec(
             _yarn(frequencies, base, factor, original),
-            magnitude * (1.0 + 0.1 * math.log(factor)),
+            magnitude * (1.0 + 0.1 * math.log(max(factor, 1.0))),
         )
     raise UnsupportedModelError(
         f"rotary scaling {kind!r} is not known to the llama family",
@@ -176,4 +184,7 @@ class _Metadata:
 
 
 def _shown(value: object) -> str:
-    return f"{type(value).__name__} of {len(value)}" if isinstance(value, list) else repr(value)
+    """The value in one line; lists of numbers come as arrays."""
+    if isinstance(value, (list, np.ndarray)):
+        return f"a list of {len(value)}"
+    return f"{value!r:.60}"
