@@ -30,6 +30,7 @@ COMMANDS = {
     "export": "turn a .gguf file into a bundle",
     "run": "answer one prompt",
     "chat": "talk with a model",
+    "batch": "answer a file of requests, and go on after an interruption",
     "inspect": "show what a bundle or a .gguf file holds",
     "list": "show what is in the local store",
     "rm": "take models out of the local store",
