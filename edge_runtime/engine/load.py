@@ -11,7 +11,7 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 
 from edge_runtime.bundle import (
     CHAT_TEMPLATE_NAME,
@@ -24,7 +24,8 @@ from edge_runtime.bundle import (
 from edge_runtime.engine.kv_cache import CacheGeometry, KVCache
 from edge_runtime.engine.model_runner import OrtModelRunner
 from edge_runtime.engine.options import EngineOptions, context_length
-from edge_runtime.errors import ChatTemplateError, ProviderError
+from edge_runtime.errors import ChatTemplateError, IntegrityError, ManifestError, ProviderError
+from edge_runtime.providers.external_data import external_locations
 from edge_runtime.providers.memory_advice import MappedFiles, trim_heap
 from edge_runtime.providers.ort import require_version
 from edge_runtime.providers.session import CPU_PROVIDER, SessionOptions
@@ -67,6 +68,7 @@ def load_parts(
     session_options = SessionOptions(plan_threads(options.threads))
     graph = _graph_for(bundle, session_options.provider)
     require_version(graph.oldest_onnxruntime, f"{manifest.name}'s graph")
+    _check_locations(bundle, graph)
     mapped = MappedFiles([bundle.file(name) for name in graph.weights])
 
     with ExitStack() as on_failure:
@@ -120,6 +122,21 @@ def _graph_for(bundle: Bundle, provider: str) -> GraphEntry:
         f"{bundle.path} has no {_DIALECT} graph for {provider}; it has {held}",
         hint=f"export it again for {CPU_PROVIDER}",
     )
+
+
+def _check_locations(bundle: Bundle, graph: GraphEntry) -> None:
+    """Refuse a graph that reads files which the manifest does not vouch for."""
+    try:
+        model = bundle.file(graph.file).read_bytes()
+    except OSError as exc:
+        raise IntegrityError(f"{bundle.path / graph.file}: cannot be read: {exc}") from exc
+    folder = PurePosixPath(graph.file).parent
+    for location in sorted(external_locations(model)):
+        if (folder / location).as_posix() not in graph.weights:
+            raise ManifestError(
+                f"{bundle.path / graph.file} reads {location!r:.100}, which the manifest does not "
+                "list among its weights"
+            )
 
 
 def _chat_template(bundle: Bundle, tokenizer: Tokenizer) -> ChatTemplate | None:

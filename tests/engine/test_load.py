@@ -59,8 +59,8 @@ def change_manifest(bundle: Path, change: Change) -> None:
     file.write_text(json.dumps(plain), encoding="utf-8")
 
 
-def replace_file(bundle: Path, name: str, content: str) -> None:
-    data = content.encode("utf-8", "surrogateescape")
+def replace_file(bundle: Path, name: str, content: str | bytes) -> None:
+    data = content.encode("utf-8", "surrogateescape") if isinstance(content, str) else content
     (bundle / name).write_bytes(data)
     entry = {"size_bytes": len(data), "sha256": hashlib.sha256(data).hexdigest()}
     change_manifest(bundle, lambda plain: plain["files"].update({name: entry}))
@@ -114,6 +114,25 @@ def test_the_graph_for_this_runtime_is_found_among_others(bundle: Path) -> None:
     Engine.load(bundle).close()
 
 
+@pytest.mark.parametrize("location", ["../secret", "/etc/hostname", "*/_ORT_MEM_ADDR_/*"])
+def test_a_graph_that_reads_outside_the_bundle_is_refused_before_it_is_opened(
+    bundle: Path, location: str
+) -> None:
+    """Older onnxruntimes would read it."""
+    import onnx
+
+    model = onnx.load(str(bundle / "decoder.onnx"), load_external_data=False)
+    for tensor in model.graph.initializer:
+        for entry in tensor.external_data:
+            if entry.key == "location":
+                entry.value = location
+    (bundle.parent / "secret").write_bytes(b"x" * 1_000_000)
+    replace_file(bundle, "decoder.onnx", model.SerializeToString())
+    with pytest.raises(ManifestError, match="does not list among its weights") as caught:
+        Engine.load(bundle)
+    assert location in str(caught.value)
+
+
 @pytest.fixture
 def closed(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """What was closed, in order."""
@@ -139,7 +158,7 @@ def test_a_broken_tokenizer_leaves_no_session_and_no_cache_open(
 
 
 def test_a_broken_graph_leaves_no_cache_open(bundle: Path, closed: list[str]) -> None:
-    replace_file(bundle, "decoder.onnx", "no graph")
+    replace_file(bundle, "decoder.onnx", b"\x08\x63")  # a model of version 99, and no more
     with pytest.raises(ProviderError, match=r"decoder\.onnx"):
         Engine.load(bundle)
     assert closed == ["KVCache"]
