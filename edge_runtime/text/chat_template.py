@@ -2,18 +2,8 @@
 
 Templates are Jinja, rendered with the helpers and the meaning that Hugging Face transformers gives
 them, inside :mod:`edge_runtime.text.template_sandbox`. Where the messages that clients send are
-not what a template can read, they are adapted as the model's makers advise, and only then:
-
-- Content given as a list of text parts. A template that prints such a list as it prints a string
-  gets the list; any other gets the texts joined by newlines. One that reads only lists gets a
-  plain string as a list of one part. Which kind it is, a trial rendering says, because a template's
-  source has too many ways to say it.
-- A system message where the template has no such role (it refuses it, or prints nothing of it, and
-  renders the rest): its text goes before the first user message, two newlines between, as Gemma's
-  makers advise and their later templates do.
-- ``content`` of None (an assistant that only calls tools) becomes the empty string, no
-  ``tool_calls`` is left out, and a call's ``arguments`` given as the text of a JSON object becomes
-  the object.
+not what a template can read, :mod:`edge_runtime.text.messages` adapts them; what it can read, a
+trial rendering says, because a template's source has too many ways to say it.
 
 Knows no tokenizer and no model. Rendered text already holds the special tokens: encode it without
 adding any.
@@ -21,14 +11,19 @@ adding any.
 
 from __future__ import annotations
 
-import json
 import threading
 from collections.abc import Callable, Mapping, Sequence
-from enum import Enum
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 from edge_runtime.errors import ChatTemplateError, InvalidParameterError
+from edge_runtime.text.messages import (
+    Content,
+    adapted_message,
+    as_parts,
+    as_read,
+    merge_system_message,
+)
 
 if TYPE_CHECKING:
     from types import TracebackType
@@ -41,14 +36,6 @@ TIME_LIMIT_S = 10.0
 _OWN_NAMES = ("messages", "tools", "documents", "add_generation_prompt")
 _PROBE = "probe7f3a"  # a word no template writes by itself
 _RAW_HINT = "--raw sends the text without a template"
-
-
-class _Content(Enum):
-    """What a template can read as a message's content."""
-
-    STRING = "a string"
-    PARTS = "a list of parts"
-    EITHER = "a string or a list of parts"
 
 
 class _TemplateStoppedError(ChatTemplateError):
@@ -78,7 +65,7 @@ class ChatTemplate:
         self.source = source
         self._special_tokens = dict(special_tokens)
         self._lock = threading.Lock()
-        self._reads: _Content | None = None
+        self._reads: Content | None = None
         self._has_system_role: bool | None = None
 
     def compile(self) -> None:
@@ -128,14 +115,14 @@ class ChatTemplate:
         if self._reads is None:
             self._reads = trial.readable_content()
         adapted = [
-            _adapted_message(message, f"messages[{i}]", self._reads or _Content.STRING)
+            adapted_message(message, f"messages[{i}]", self._reads or Content.STRING)
             for i, message in enumerate(messages)
         ]
         if [m["role"] for m in adapted[:2]] == ["system", "user"]:
             if self._has_system_role is None:
-                self._has_system_role = trial.has_system_role(self._reads or _Content.STRING)
+                self._has_system_role = trial.has_system_role(self._reads or Content.STRING)
             if self._has_system_role is False:
-                adapted = _merge_system_message(adapted)
+                adapted = merge_system_message(adapted)
         return self._render(adapted, variables)
 
     @cached_property
@@ -203,20 +190,20 @@ class _Trial:
     def __init__(self, render: Callable[[list[dict[str, Any]]], str]) -> None:
         self._render = render
 
-    def readable_content(self) -> _Content | None:
+    def readable_content(self) -> Content | None:
         """In which form the template prints a user's content."""
         string = self._attempt({"role": "user", "content": _PROBE})
-        parts = self._attempt({"role": "user", "content": _as_parts(_PROBE)})
+        parts = self._attempt({"role": "user", "content": as_parts(_PROBE)})
         if string is not None and _PROBE in string:
-            return _Content.EITHER if parts == string else _Content.STRING
+            return Content.EITHER if parts == string else Content.STRING
         if parts is not None and _PROBE in parts:
-            return _Content.PARTS
+            return Content.PARTS
         return None
 
-    def has_system_role(self, reads: _Content) -> bool | None:
+    def has_system_role(self, reads: Content) -> bool | None:
         """Whether the template prints a system message."""
-        system = {"role": "system", "content": _as(reads, _PROBE)}
-        user = {"role": "user", "content": _as(reads, "x")}
+        system = {"role": "system", "content": as_read(reads, _PROBE)}
+        user = {"role": "user", "content": as_read(reads, "x")}
         both = self._attempt(system, user)
         if both is not None and _PROBE in both:
             return True
@@ -229,73 +216,6 @@ class _Trial:
             raise  # it would only use up its allowance again
         except ChatTemplateError:
             return None
-
-
-def _merge_system_message(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    system, user, *others = messages
-    before, after = system["content"], user["content"]
-    if isinstance(before, str) and isinstance(after, str):
-        return [{**user, "content": f"{before}\n\n{after}"}, *others]
-    parts = [*_as_parts(before), *_as_parts("\n\n"), *_as_parts(after)]
-    return [{**user, "content": parts}, *others]
-
-
-def _adapted_message(message: Mapping[str, Any], where: str, reads: _Content) -> dict[str, Any]:
-    """A copy of a message, checked, with its content and calls in the form a template reads."""
-    if not isinstance(message, Mapping):
-        raise InvalidParameterError(f"{where} is not a message with role and content")
-    if not isinstance(message.get("role"), str):
-        raise InvalidParameterError(f"{where} has the role {message.get('role')!r}, not a string")
-    content = message.get("content")
-    if content is None:
-        content = ""
-    elif isinstance(content, (list, tuple)):
-        content = [_checked_part(part, f"{where}.content[{i}]") for i, part in enumerate(content)]
-    elif not isinstance(content, str):
-        raise InvalidParameterError(
-            f"{where}.content is {type(content).__name__}, not a string or a list of text parts"
-        )
-    adapted = {**message, "content": _as(reads, content)}
-    calls = adapted.pop("tool_calls", None)
-    if calls:
-        adapted["tool_calls"] = [_with_parsed_arguments(call) for call in calls]
-    return adapted
-
-
-def _checked_part(part: object, where: str) -> dict[str, Any]:
-    kind = part.get("type") if isinstance(part, Mapping) else type(part).__name__
-    if not isinstance(part, Mapping) or kind != "text" or not isinstance(part.get("text"), str):
-        raise InvalidParameterError(
-            f"{where} is of type {kind!r}",
-            hint='this runtime reads text only: {"type": "text", "text": "..."}',
-        )
-    return dict(part)
-
-
-def _as(reads: _Content, content: str | list[dict[str, Any]]) -> str | list[dict[str, Any]]:
-    if reads is _Content.PARTS:
-        return _as_parts(content)
-    if reads is _Content.STRING and not isinstance(content, str):
-        return "\n".join(part["text"] for part in content)
-    return content
-
-
-def _as_parts(content: str | list[dict[str, Any]]) -> list[dict[str, Any]]:
-    return [{"type": "text", "text": content}] if isinstance(content, str) else content
-
-
-def _with_parsed_arguments(call: Any) -> Any:
-    """A tool call whose arguments are an object: the API's text of it would be quoted twice."""
-    function = call.get("function") if isinstance(call, Mapping) else None
-    if not isinstance(function, Mapping) or not isinstance(function.get("arguments"), str):
-        return call
-    try:
-        arguments = json.loads(function["arguments"])
-    except (ValueError, RecursionError):
-        return call  # a model's own malformed call, quoted back as it was
-    if not isinstance(arguments, dict):
-        return call
-    return {**call, "function": {**function, "arguments": arguments}}
 
 
 def _checked_extra(extra: Mapping[str, Any] | None) -> Mapping[str, Any]:
