@@ -141,6 +141,8 @@ def locate(
         block = locate(sums, target, side=side)
         before = float(sums[:block].sum(dtype=np.float64))
         start = block * width
-        return start + locate(weights[start : start + width], target - before, side=side)
+        # The two sums round differently; below 0 a token without any weight would be found.
+        inside = max(0.0, target - before)
+        return start + locate(weights[start : start + width], inside, side=side)
     index = int(np.searchsorted(np.cumsum(weights, dtype=np.float64), target, side=side))
     return index if index < size else int(np.flatnonzero(weights)[-1])
