@@ -4,6 +4,7 @@ EdgeRuntimeError
 ├── UsageError               the caller asked for something that makes no sense (exit code 2)
 │   ├── InvalidParameterError    a sampling or engine parameter out of its range
 │   ├── PromptTooLongError       more tokens than the context holds
+│   ├── MemoryCapError           a memory cap that the model does not fit in
 │   └── EmptyPromptError         nothing to evaluate
 ├── ModelNotFoundError       MODEL is no file, no directory, no name in the store or catalog
 ├── BundleError              a bundle that cannot be trusted or read
@@ -71,6 +72,24 @@ class PromptTooLongError(UsageError):
 
 class EmptyPromptError(UsageError):
     """There is nothing to evaluate."""
+
+
+class MemoryCapError(UsageError):
+    """The model does not fit in the memory cap, however small its context.
+
+    Args:
+        cap: bytes allowed.
+        smallest_cap: bytes that would do.
+    """
+
+    def __init__(self, cap: int, smallest_cap: int) -> None:
+        super().__init__(
+            f"the model does not fit in {cap / 1e6:.0f} MB: "
+            f"it needs {smallest_cap / 1e6:.0f} MB with the shortest context",
+            hint=f"--memory-cap {-(-smallest_cap // 10**6)}M, a smaller model, or --quant int4",
+        )
+        self.cap = cap
+        self.smallest_cap = smallest_cap
 
 
 class ModelNotFoundError(EdgeRuntimeError):

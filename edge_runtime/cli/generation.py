@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from edge_runtime.cli.reporting import Reporter
 from edge_runtime.cli.tables import pairs
+from edge_runtime.engine.memory_plan import parse_bytes
 from edge_runtime.engine.request import ChosenLogprob, FinishReason, Usage
 from edge_runtime.file_hash import RememberedHashes
 from edge_runtime.providers.memory_advice import keep_heap_small
@@ -89,6 +90,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     running = parser.add_argument_group("running")
     running.add_argument("--context", type=int, metavar="N", help="tokens that a text may hold")
+    running.add_argument(
+        "--memory-cap",
+        metavar="SIZE",
+        help="most memory to hold, such as 300M; chunk and context give way to it",
+    )
     running.add_argument("--threads", type=int, metavar="N", help="default: what the CPU gives")
     running.add_argument("--quant", choices=RECIPES, help="the recipe of a .gguf file's export")
     running.add_argument(
@@ -145,9 +151,17 @@ def open_session(arguments: argparse.Namespace) -> Iterator[Session]:
     from edge_runtime.engine.driver import EngineDriver
     from edge_runtime.engine.engine import Engine, EngineOptions
 
-    options = EngineOptions(context_length=arguments.context, threads=arguments.threads)
+    cap = arguments.memory_cap
+    options = EngineOptions(
+        context_length=arguments.context,
+        threads=arguments.threads,
+        memory_cap_bytes=None if cap is None else parse_bytes(cap),
+    )
     hashes = RememberedHashes(home.hashes)
     with Engine.load(bundle, options, hash_file=hashes) as engine, EngineDriver(engine) as driver:
+        if engine.memory_plan is not None and engine.memory_plan.steps:
+            steps = ", ".join(engine.memory_plan.steps)
+            print(f"to stay under {cap}: {steps}", file=sys.stderr)
         yield Session(engine, driver, time.perf_counter() - started_s)
 
 

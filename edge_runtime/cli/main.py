@@ -31,6 +31,7 @@ COMMANDS = {
     "run": "answer one prompt",
     "chat": "talk with a model",
     "batch": "answer a file of requests, and go on after an interruption",
+    "plan": "show how a memory cap would be split",
     "inspect": "show what a bundle or a .gguf file holds",
     "list": "show what is in the local store",
     "rm": "take models out of the local store",

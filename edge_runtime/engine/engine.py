@@ -21,6 +21,7 @@ from edge_runtime.bundle import Manifest
 from edge_runtime.engine.core import EngineCore
 from edge_runtime.engine.kv_cache import KVCache
 from edge_runtime.engine.load import load_parts
+from edge_runtime.engine.memory_plan import MemoryPlan
 from edge_runtime.engine.model_runner import ModelRunner, RunTerminatedError
 from edge_runtime.engine.options import EngineOptions
 from edge_runtime.engine.request import Completion, Delta, FinishReason, TokenDelta
@@ -44,6 +45,8 @@ class Engine(EngineCore):
 
     Args:
         chat_template: renders conversations; None where the model has no template.
+        memory_plan: the split of the memory cap that options and context come from; None without
+            a cap.
         manifest, runner, tokenizer, context_length, options, cache, mapped_weights: as
             :class:`edge_runtime.engine.core.EngineCore`.
     """
@@ -59,6 +62,7 @@ class Engine(EngineCore):
         options: EngineOptions,
         cache: KVCache | None = None,
         mapped_weights: MappedFiles | None = None,
+        memory_plan: MemoryPlan | None = None,
     ) -> None:
         super().__init__(
             manifest,
@@ -70,6 +74,7 @@ class Engine(EngineCore):
             mapped_weights=mapped_weights,
         )
         self.chat_template = chat_template
+        self.memory_plan = memory_plan
 
     @classmethod
     def load(
@@ -90,7 +95,9 @@ class Engine(EngineCore):
             BundleError: the bundle cannot be trusted or read.
             TokenizerError: its tokenizer does not load.
             ProviderError: no onnxruntime, one too old for the graph, or it does not open the graph.
-            InvalidParameterError: a context longer than the model's.
+            InvalidParameterError: a context longer than the model's, or a memory cap on a system
+                that cannot keep one.
+            MemoryCapError: the model does not fit in the memory cap.
             RunError: the system refuses the cache's address space.
         """
         options = options or EngineOptions()
@@ -101,9 +108,10 @@ class Engine(EngineCore):
             tokenizer=parts.tokenizer,
             chat_template=parts.chat_template,
             context_length=parts.context_length,
-            options=options,
+            options=parts.options,
             cache=parts.cache,
             mapped_weights=parts.mapped_weights,
+            memory_plan=parts.memory_plan,
         )
 
     # What a caller prepares

@@ -10,7 +10,7 @@ import json
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path, PurePosixPath
 
 from edge_runtime.bundle import (
@@ -22,6 +22,8 @@ from edge_runtime.bundle import (
     Manifest,
 )
 from edge_runtime.engine.kv_cache import CacheGeometry, KVCache
+from edge_runtime.engine.memory_measure import CostMeter
+from edge_runtime.engine.memory_plan import MemoryAsk, MemoryPlan, plan_memory
 from edge_runtime.engine.model_runner import OrtModelRunner
 from edge_runtime.engine.options import EngineOptions, context_length
 from edge_runtime.errors import ChatTemplateError, IntegrityError, ManifestError, ProviderError
@@ -48,6 +50,8 @@ class EngineParts:
     context_length: int
     cache: KVCache
     mapped_weights: MappedFiles
+    options: EngineOptions
+    memory_plan: MemoryPlan | None
 
 
 def load_parts(
@@ -59,7 +63,9 @@ def load_parts(
         BundleError: the bundle cannot be trusted or read.
         TokenizerError: its tokenizer does not load.
         ProviderError: no onnxruntime, one too old for the graph, or it does not open the graph.
-        InvalidParameterError: a context longer than the model's.
+        InvalidParameterError: a context longer than the model's, or a memory cap on a system that
+            cannot keep one.
+        MemoryCapError: the model does not fit in the memory cap.
         RunError: the system refuses the cache's address space.
     """
     bundle = Bundle.open(path, hash_file=hash_file)
@@ -70,6 +76,7 @@ def load_parts(
     require_version(graph.oldest_onnxruntime, f"{manifest.name}'s graph")
     _check_locations(bundle, graph)
     mapped = MappedFiles([bundle.file(name) for name in graph.weights])
+    meter = None if options.memory_cap_bytes is None else CostMeter()
 
     with ExitStack() as on_failure:
         cache = KVCache(
@@ -99,9 +106,27 @@ def load_parts(
             runner = opening.result()
         mapped.drop_pages()
         trim_heap()
+        plan = None
+        if meter is not None and options.memory_cap_bytes is not None:
+            costs = meter.measure(
+                runner, cache, mapped_bytes=mapped.size_bytes, chunk_size=options.chunk_size
+            )
+            ask = MemoryAsk(context, options.slots, options.chunk_size)
+            plan = plan_memory(options.memory_cap_bytes, costs, ask)
+            granted = plan.granted
+            context = granted.context_length
+            options = replace(options, slots=granted.slots, chunk_size=granted.chunk_size)
         on_failure.pop_all()
         return EngineParts(
-            manifest, runner, tokenizer, chat_template, context, cache, mapped_weights=mapped
+            manifest=manifest,
+            runner=runner,
+            tokenizer=tokenizer,
+            chat_template=chat_template,
+            context_length=context,
+            cache=cache,
+            mapped_weights=mapped,
+            options=options,
+            memory_plan=plan,
         )
 
 

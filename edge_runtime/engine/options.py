@@ -14,6 +14,8 @@ from edge_runtime.errors import InvalidParameterError
 # Models advertise up to a million tokens. The cache is committed as it is used, but what may be
 # used should be a number that the user chose or that suits a small device.
 DEFAULT_CONTEXT_LENGTH = 8192
+_OPTIONAL_FIELDS = ("context_length", "threads", "memory_cap_bytes")
+_FIELDS = (*_OPTIONAL_FIELDS, "chunk_size", "slots")
 
 
 @dataclass(frozen=True)
@@ -26,6 +28,8 @@ class EngineOptions:
             smaller ones take less memory and are cancelled sooner.
         threads: None chooses by affinity, quota and core speeds.
         slots: sequences that run at the same time.
+        memory_cap_bytes: most that the process may have resident; chunk, slots and context give
+            way to it, in that order. None keeps no account.
 
     Raises:
         InvalidParameterError: a value that is not a whole number of at least 1.
@@ -35,11 +39,12 @@ class EngineOptions:
     chunk_size: int = 64
     threads: int | None = None
     slots: int = 1
+    memory_cap_bytes: int | None = None
 
     def __post_init__(self) -> None:
-        for name in ("context_length", "chunk_size", "threads", "slots"):
+        for name in _FIELDS:
             value = getattr(self, name)
-            if value is None and name in ("context_length", "threads"):
+            if value is None and name in _OPTIONAL_FIELDS:
                 continue
             whole = isinstance(value, numbers.Integral) and not isinstance(value, bool)
             if not whole or value < 1:

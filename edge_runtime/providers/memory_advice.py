@@ -72,6 +72,11 @@ class MappedFiles:
             self._extents = []
             yield
 
+    @property
+    def size_bytes(self) -> int:
+        """Bytes that stay mapped, resident or not."""
+        return sum(length for _, length in self._extents)
+
     def drop_pages(self) -> None:
         """Take the mappings' pages out of this process.
 

@@ -57,6 +57,7 @@ class ScriptedEngine:
         self.tokenizer = ByteTokenizer()
         self.manifest = SimpleNamespace(name="scripted", generation=script.advice)
         self.context_length = script.context_length
+        self.memory_plan = None
         self.chat_template = object() if script.has_template else None
 
     def __enter__(self) -> ScriptedEngine:

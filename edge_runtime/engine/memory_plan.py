@@ -1,0 +1,158 @@
+"""How a memory cap is split, and what gives way when it is too small.
+
+From measured costs and what was asked for, a plan that fits the cap: first as asked, then down a
+ladder, one rung at a time, until it fits: a smaller chunk, fewer slots, a shorter context. Below
+the last rung the plan is refused, with the smallest cap that would do. Knows sizes alone; who
+measures them and who keeps to the plan live elsewhere.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, replace
+
+from edge_runtime.errors import InvalidParameterError, MemoryCapError
+
+SMALLEST_CHUNK = 16
+SMALLEST_CONTEXT = 256
+# Part of the cap that no line of the plan uses: the interpreter's own ups and downs, a request's
+# text, and what the kernel counts for pages that are only partly used.
+_HEADROOM_SHARE = 0.05
+_SUFFIXES = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "ki": 1 << 10, "mi": 1 << 20, "gi": 1 << 30}
+
+
+@dataclass(frozen=True)
+class MemoryCosts:
+    """What a loaded model takes, in bytes.
+
+    Args:
+        baseline: resident before the model was opened: interpreter, libraries.
+        weights_anonymous: what opening it added that the kernel cannot drop.
+        weights_mapped: what it keeps mapped from its files.
+        activations: of one chunk of ``measured_chunk`` tokens at the end of a full context.
+        measured_chunk: tokens of that chunk; other chunks are taken in proportion.
+        cache_token: one token of the cache over all layers.
+    """
+
+    baseline: int
+    weights_anonymous: int
+    weights_mapped: int
+    activations: int
+    measured_chunk: int
+    cache_token: int
+
+
+@dataclass(frozen=True)
+class MemoryAsk:
+    """What is wanted: tokens of context, sequences at a time, tokens of a chunk."""
+
+    context_length: int
+    slots: int
+    chunk_size: int
+
+
+@dataclass(frozen=True)
+class MemoryPlan:
+    """A split of the cap that fits, in bytes, and how it differs from what was asked for.
+
+    ``cache`` holds ``slots`` times ``context_length`` tokens. ``steps`` says each rung taken, in
+    words.
+    """
+
+    cap: int
+    granted: MemoryAsk
+    baseline: int
+    weights_anonymous: int
+    weights_mapped: int
+    activations: int
+    cache: int
+    headroom: int
+    steps: tuple[str, ...]
+
+    @property
+    def total(self) -> int:
+        """Bytes of all lines; at most the cap."""
+        return (
+            self.baseline
+            + self.weights_anonymous
+            + self.weights_mapped
+            + self.activations
+            + self.cache
+            + self.headroom
+        )
+
+
+def plan_memory(cap: int, costs: MemoryCosts, ask: MemoryAsk) -> MemoryPlan:
+    """Fit what is asked for into the cap.
+
+    Args:
+        cap: bytes that the process may have resident.
+        costs: measured.
+        ask: what is wanted; a chunk or context below the ladder's smallest stays as it is.
+
+    Raises:
+        MemoryCapError: even the smallest form does not fit.
+    """
+    granted = ask
+    steps: list[str] = []
+    while (plan := _split(cap, costs, granted, tuple(steps))).total > cap:
+        lower = _step_down(granted, cap - (plan.total - plan.cache), costs)
+        if lower is None:
+            raise MemoryCapError(cap, smallest_cap=_smallest_cap(costs, granted))
+        granted, said = lower
+        # The context shrinks by small steps: only where it ends is worth saying.
+        steps = [s for s in steps if s.split(" ")[0] != said.split(" ")[0]] + [said]
+    first = {"chunk": ask.chunk_size, "slots": ask.slots, "context": ask.context_length}
+    return replace(plan, steps=tuple(f"{s} (asked for {first[s.split(' ')[0]]})" for s in steps))
+
+
+def parse_bytes(text: str) -> int:
+    """``"600M"``, ``"1.5GiB"``, ``"800000000"`` -> bytes; M is a million, Mi is 2^20.
+
+    Raises:
+        InvalidParameterError: not a size.
+    """
+    found = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([kmg]i?|)b?\s*", text.lower())
+    size = int(float(found[1]) * _SUFFIXES[found[2]]) if found else 0
+    if size <= 0:
+        raise InvalidParameterError(f"{text!r} is not a size", hint="write it as 600M or 1.5G")
+    return size
+
+
+def _split(cap: int, costs: MemoryCosts, ask: MemoryAsk, steps: tuple[str, ...]) -> MemoryPlan:
+    return MemoryPlan(
+        cap=cap,
+        granted=ask,
+        baseline=costs.baseline,
+        weights_anonymous=costs.weights_anonymous,
+        weights_mapped=costs.weights_mapped,
+        activations=_activations(costs, ask),
+        cache=ask.slots * ask.context_length * costs.cache_token,
+        headroom=int(cap * _HEADROOM_SHARE),
+        steps=steps,
+    )
+
+
+def _activations(costs: MemoryCosts, ask: MemoryAsk) -> int:
+    return -(-costs.activations * ask.chunk_size // costs.measured_chunk)
+
+
+def _step_down(
+    ask: MemoryAsk, left_for_cache: int, costs: MemoryCosts
+) -> tuple[MemoryAsk, str] | None:
+    """The next rung: half the chunk, one slot fewer, then the longest context that fits."""
+    if ask.chunk_size > SMALLEST_CHUNK:
+        chunk = max(SMALLEST_CHUNK, ask.chunk_size // 2)
+        return replace(ask, chunk_size=chunk), f"chunk {chunk}"
+    if ask.slots > 1:
+        return replace(ask, slots=ask.slots - 1), f"slots {ask.slots - 1}"
+    context = min(left_for_cache // costs.cache_token, ask.context_length - 1)
+    if context >= SMALLEST_CONTEXT:
+        return replace(ask, context_length=context), f"context {context}"
+    return None
+
+
+def _smallest_cap(costs: MemoryCosts, ask: MemoryAsk) -> int:
+    smallest = replace(ask, slots=1, context_length=min(ask.context_length, SMALLEST_CONTEXT))
+    used = _split(0, costs, smallest, ()).total
+    return int(used / (1 - _HEADROOM_SHARE)) + 1
