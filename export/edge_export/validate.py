@@ -22,9 +22,10 @@ from edge_runtime.providers.session import SessionOptions
 from edge_runtime.providers.threads import plan_threads
 
 _PROBE_TOKENS = 16
-# Integer compute rounds activations a row at a time, the same way in both readings; what is left is
-# float addition in another order, and its echo through that rounding.
-_TOLERANCE = 0.05
+# Of the spread of the logits. Integer compute rounds activations, and a difference in the last bit
+# of a sum may turn a rounding: up to 0.1 was seen on good exports. A cache that is read wrongly gives
+# other logits altogether, 1 and more.
+_TOLERANCE = 0.25
 
 
 def validate_bundle(directory: Path, manifest: Manifest) -> bool:
@@ -63,9 +64,10 @@ def validate_bundle(directory: Path, manifest: Manifest) -> bool:
         raise ExportError(f"the exported graph does not run: {exc.message}") from exc
     if not np.isfinite(at_once).all():
         raise ExportError("the exported graph gives logits that are not finite")
-    difference = float(np.abs(at_once - in_pieces).max() / max(1.0, np.abs(at_once).max()))
+    spread = max(float(at_once.std()), 1e-6)
+    difference = float(np.sqrt(np.mean((at_once - in_pieces) ** 2))) / spread
     if difference > _TOLERANCE:
-        raise ExportError(f"the exported graph's cache is wrong: logits differ by {difference:.3g}")
+        raise ExportError(f"the exported graph's cache is wrong: logits differ by {difference:.0%}")
     return True
 
 
