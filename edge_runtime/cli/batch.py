@@ -25,6 +25,7 @@ from edge_runtime.batch_output import BatchOutput, is_failure, open_output
 from edge_runtime.cli.batch_progress import BatchProgress
 from edge_runtime.cli.main import INTERRUPTED
 from edge_runtime.cli.reporting import Reporter
+from edge_runtime.engine.memory_plan import parse_bytes
 from edge_runtime.errors import InvalidParameterError
 from edge_runtime.file_hash import RememberedHashes
 from edge_runtime.providers.memory_advice import keep_heap_small
@@ -86,6 +87,11 @@ def configure(parser: argparse.ArgumentParser) -> None:
         "--parallel", type=int, metavar="N", help="requests handed to the engine (default: slots)"
     )
     parser.add_argument("--context", type=int, metavar="N", help="tokens that a text may hold")
+    parser.add_argument(
+        "--memory-cap",
+        metavar="SIZE",
+        help="most memory to hold, such as 300M; chunk, slots and context give way to it",
+    )
     parser.add_argument("--threads", type=int, metavar="N", help="default: what the CPU gives")
     parser.add_argument("--quant", choices=RECIPES, help="the recipe of a .gguf file's export")
     parser.add_argument(
@@ -100,6 +106,8 @@ def run(arguments: argparse.Namespace) -> int:
         value = getattr(arguments, name)
         if value is not None and value < 1:
             raise InvalidParameterError(f"--{name} is {value}", hint="use 1 or more")
+    if arguments.memory_cap is not None:
+        parse_bytes(arguments.memory_cap)  # refused now if it is no size, not after an export
     index = index_input(arguments.input)
     with open_output(arguments.output, index, force=arguments.force) as output:
         held = output.held
@@ -163,10 +171,16 @@ def _open_engine(arguments: argparse.Namespace) -> Iterator[Engine]:
         bundle = ensure_bundle(arguments.model, quant=arguments.quant, report=report, home=home)
     from edge_runtime.engine.engine import Engine, EngineOptions
 
+    cap = arguments.memory_cap
     options = EngineOptions(
-        context_length=arguments.context, threads=arguments.threads, slots=arguments.slots
+        context_length=arguments.context,
+        threads=arguments.threads,
+        slots=arguments.slots,
+        memory_cap_bytes=None if cap is None else parse_bytes(cap),
     )
     with Engine.load(bundle, options, hash_file=RememberedHashes(home.hashes)) as engine:
+        if engine.memory_plan is not None and engine.memory_plan.steps:
+            _say(f"to stay under {cap}: {', '.join(engine.memory_plan.steps)}")
         yield engine
 
 

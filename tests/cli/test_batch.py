@@ -214,10 +214,11 @@ def test_a_short_answer_does_not_wait_for_a_long_one(script: Script):
 
 def test_running_options_arrive(script: Script):
     write(chat("a", "x"))
-    assert batch("--context", "20", "--threads", "3", "--quant", "int4") == 0
-    bundle, options = script.loaded[0]
+    options = ["--context", "20", "--threads", "3", "--quant", "int4", "--memory-cap", "300M"]
+    assert batch(*options) == 0
+    bundle, loaded = script.loaded[0]
     assert bundle == Path("/bundles/m/int4")
-    assert (options.context_length, options.threads) == (20, 3)
+    assert (loaded.context_length, loaded.threads, loaded.memory_cap_bytes) == (20, 3, 300_000_000)
 
 
 # Going on
@@ -361,6 +362,7 @@ def test_a_file_that_is_no_output_stays_as_it_is(script: Script, capsys, text: s
         (["in.jsonl", "no/folder/out.jsonl"], "no/folder/out.jsonl"),
         (["in.jsonl", "out.jsonl", "--slots", "0"], "--slots is 0"),
         (["in.jsonl", "out.jsonl", "--parallel", "-1"], "--parallel is -1"),
+        (["in.jsonl", "out.jsonl", "--memory-cap", "much"], "much"),
         (["in.jsonl"], "OUTPUT"),
     ],
 )
