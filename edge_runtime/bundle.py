@@ -185,7 +185,10 @@ def read_manifest(path: Path) -> Manifest:
     """
     file = path / MANIFEST_NAME
     try:
-        if file.stat().st_size > _MAX_MANIFEST_BYTES:
+        status = file.stat()
+        if not stat.S_ISREG(status.st_mode):
+            raise ManifestError(f"{file}: not a regular file")  # a pipe would be waited for
+        if status.st_size > _MAX_MANIFEST_BYTES:
             raise ManifestError(f"{file}: larger than any manifest")
         data = json.loads(file.read_text(encoding="utf-8"))
     except (FileNotFoundError, NotADirectoryError) as exc:
@@ -214,7 +217,7 @@ def read_manifest(path: Path) -> Manifest:
 def _check_manifest(file: Path, manifest: Manifest) -> None:
     for name, entry in manifest.files.items():
         if not is_safe_relative_path(name):
-            raise ManifestError(f"{file}: the path {name!r} leaves the bundle")
+            raise ManifestError(f"{file}: the path {name!r:.200} leaves the bundle")
         if not _SHA256.fullmatch(entry.sha256):
             raise ManifestError(f"{file}: files.{name}.sha256 is not a sha256: {entry.sha256!r}")
     for graph in manifest.graphs:
@@ -236,13 +239,14 @@ def _check_manifest(file: Path, manifest: Manifest) -> None:
 
 
 def is_safe_relative_path(name: str) -> bool:
-    """Whether a manifest's path stays inside its directory on every operating system."""
+    """Whether a manifest's path is one, and stays inside its directory, on every system."""
     path = PurePosixPath(name)
     return (
         bool(name)
         and not path.is_absolute()
         and ".." not in path.parts
-        and not any(c in name for c in "\\:\0")
+        # Half of a surrogate pair is no character: no file can be called so.
+        and not any(c in "\\:\0" or "\ud800" <= c <= "\udfff" for c in name)
     )
 
 

@@ -231,3 +231,18 @@ def test_a_pipe_in_place_of_a_file_is_refused_instead_of_waited_for(
     write(folder, plain)
     with pytest.raises(IntegrityError, match="not a regular file"):
         Bundle.open(folder)
+
+
+@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="this system has no named pipes")
+def test_a_pipe_in_place_of_the_manifest_is_refused_instead_of_waited_for(folder: Path) -> None:
+    (folder / "manifest.json").unlink()
+    os.mkfifo(folder / "manifest.json")
+    with pytest.raises(ManifestError, match="not a regular file"):
+        read_manifest(folder)
+
+
+def test_a_path_of_half_a_character_is_refused(folder: Path, plain: dict[str, Any]) -> None:
+    plain["files"]["\ud800"] = plain["files"]["decoder.onnx"]
+    write(folder, plain)
+    with pytest.raises(ManifestError, match=r"\\ud800"):
+        read_manifest(folder)
