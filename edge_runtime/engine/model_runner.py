@@ -14,6 +14,7 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from edge_runtime.engine.graph_contract import check_graph
 from edge_runtime.engine.kv_cache import KVCache
 from edge_runtime.errors import RunError
 from edge_runtime.providers.ort import first_line, onnxruntime
@@ -82,6 +83,7 @@ class OrtModelRunner:
 
     Raises:
         ProviderError: the session does not open.
+        ManifestError: the graph is not one of the cache's geometry and ``vocabulary_size``.
     """
 
     def __init__(
@@ -89,6 +91,7 @@ class OrtModelRunner:
     ) -> None:
         self._ort = onnxruntime()
         self._session: Any = open_session(graph, options)
+        check_graph(self._session, graph, cache.geometry, vocabulary_size)
         self._cache = cache
         self._vocabulary_size = vocabulary_size
         self._run_options = self._ort.RunOptions()

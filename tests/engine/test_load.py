@@ -259,3 +259,14 @@ def test_a_stopped_run_is_told_apart_and_the_next_one_goes_on(runner: OrtModelRu
     with pytest.raises(RunTerminatedError):
         runner.run(step())
     assert (runner.run(step()) == expected).all()
+
+
+@pytest.mark.parametrize(
+    ("key", "value"), [("layers", 3), ("kv_heads", 1), ("vocabulary_size", 9999)]
+)
+def test_a_graph_of_other_dimensions_than_the_manifests_is_refused(
+    bundle: Path, key: str, value: int
+) -> None:
+    change_manifest(bundle, lambda plain: plain["dimensions"].update({key: value}))
+    with pytest.raises(ManifestError, match="is not the graph that the manifest describes"):
+        Engine.load(bundle)
