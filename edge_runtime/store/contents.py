@@ -115,8 +115,20 @@ def remove(name: str, *, report: Report, home: Home | None = None) -> tuple[Stor
         lock = export_lock(model.key) if model.key else "remove"
         with home.exclusive(lock, doing=f"working on {model.name}", report=report):
             _discard(home, model.path)
+            if model.key:
+                sweep_exports(home.bundles / model.key)
         _drop_empty_parents(home, model.path)
     return chosen
+
+
+def sweep_exports(folder: Path) -> None:
+    """Delete what exports that were killed have left beside the bundles of a source.
+
+    Args:
+        folder: the source's, under ``bundles``; its export lock is held by the caller.
+    """
+    for left in (*folder.glob(".*.part"), *folder.glob(".*.old")):
+        shutil.rmtree(left, ignore_errors=True)
 
 
 def sweep(home: Home) -> None:

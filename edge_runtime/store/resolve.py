@@ -12,10 +12,16 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from edge_runtime.bundle import MANIFEST_NAME
-from edge_runtime.errors import ExportError, IntegrityError, ModelNotFoundError, UsageError
+from edge_runtime.errors import (
+    ExportError,
+    IntegrityError,
+    ModelNotFoundError,
+    StorageError,
+    UsageError,
+)
 from edge_runtime.file_hash import RememberedHashes
 from edge_runtime.store.catalog import load_catalog
-from edge_runtime.store.contents import export_lock
+from edge_runtime.store.contents import export_lock, sweep_exports
 from edge_runtime.store.home import Home, make_folder
 from edge_runtime.store.lookup import (
     BundleDirectory,
@@ -133,6 +139,7 @@ def export_into_store(
     if (destination / MANIFEST_NAME).is_file() and not overwrite:
         return destination
     with home.exclusive(export_lock(key), doing=f"exporting {name or source.name}", report=report):
+        sweep_exports(destination.parent)
         # Another process may have made it while this one waited.
         if not (destination / MANIFEST_NAME).is_file() or overwrite:
             make_folder(destination.parent)
@@ -157,7 +164,8 @@ def export_file(
     """Run the exporter.
 
     Raises:
-        ExportError: the source cannot become a bundle, or the exporter's packages are missing.
+        ExportError: the source cannot become a bundle, the exporter's packages are missing, or the
+            disk refuses.
     """
     with exporter_required():
         from edge_export.pipeline import ExportOptions, export_gguf
@@ -173,7 +181,13 @@ def export_file(
             report(Progress(step.stage, step.done_bytes, step.total_bytes))
 
         options = ExportOptions(quant=recipe, name=name, overwrite=overwrite)
-        done = export_gguf(source, destination, options, progress)
+        try:
+            done = export_gguf(source, destination, options, progress)
+        except OSError as exc:  # a name too long, a file where a folder should be, a failing disk
+            raise StorageError(
+                f"{exc.filename or destination}: {exc.strerror or exc}",
+                hint="choose another place with -o or EDGE_RUNTIME_HOME",
+            ) from exc
     report(Notice(f"exported in {done.seconds:.1f} s"))
     return done
 

@@ -145,3 +145,12 @@ def test_an_unknown_name_suggests_a_near_one(home: Home):
         remove("tiny-2m", report=silent, home=home)
     assert caught.value.hint == "did you mean tiny-1m?"
     assert SHA256.startswith(KEY.rpartition("-")[2])
+
+
+def test_removing_a_model_takes_what_its_killed_exports_left(home: Home):
+    write_bundle(home.bundles / KEY / "auto")
+    left = home.bundles / KEY / ".int4.abc.part"
+    left.mkdir()
+    (left / "decoder.weights").write_bytes(b"half")
+    remove(KEY, report=silent, home=home)
+    assert list(home.bundles.iterdir()) == []

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import errno
 import subprocess
 import sys
 import textwrap
@@ -231,3 +232,27 @@ def test_two_processes_export_once_and_both_get_the_bundle(tmp_path: Path):
 def test_the_recipes_are_the_exporters_own():
     recipes = pytest.importorskip("edge_export.quantize.recipes", reason="needs the export extra")
     assert get_args(recipes.Recipe) == get_args(Recipe)
+
+
+def test_what_the_disk_refuses_is_one_error_that_names_the_place(
+    home: Home, monkeypatch: pytest.MonkeyPatch
+):
+    put_file(Path("m.gguf"))
+
+    def refuse(number: int) -> None:
+        raise OSError(errno.ENAMETOOLONG, "File name too long", "/a/place")
+
+    ScriptedExporter(during=refuse).install(monkeypatch)
+    with pytest.raises(StorageError, match="/a/place: File name too long"):
+        ensure_bundle("m.gguf", quant=None, report=silent, home=home)
+
+
+def test_what_a_killed_export_left_is_swept_by_the_next(
+    home: Home, exporter: ScriptedExporter, tmp_path: Path
+):
+    put_download(home)
+    left = home.bundles / KEY / ".int4.abc.part"
+    left.mkdir(parents=True)
+    (left / "decoder.weights").write_bytes(b"half")
+    ensure_bundle("tiny", quant=None, report=silent, home=home)
+    assert [p.name for p in (home.bundles / KEY).iterdir()] == ["auto"]
