@@ -61,6 +61,7 @@ class Parser(argparse.ArgumentParser):
 
 def entry_point() -> NoReturn:
     """The program: runs `main` on the command line and ends the process."""
+    _occupy_closed_descriptors()
     code = main(sys.argv[1:])
     try:
         if sys.stdout is not None:
@@ -152,7 +153,7 @@ def _unknown_command(name: str) -> UsageError:
 
 
 def _show(message: str, hint: str | None, code: int = 1) -> int:
-    text = f"error: {message}\n" + (f"\nhint: {hint}\n" if hint else "")
+    text = f"error: {_one_line(message)}\n" + (f"\nhint: {_one_line(hint)}\n" if hint else "")
     try:
         sys.stderr.write(text)
         sys.stderr.flush()
@@ -161,8 +162,27 @@ def _show(message: str, hint: str | None, code: int = 1) -> int:
     return code
 
 
+def _one_line(text: str) -> str:
+    """The text on one line, its control characters made visible: it may quote a hostile file."""
+    folded = " ".join(text.splitlines())
+    return "".join(c if c.isprintable() else "\ufffd" for c in folded)
+
+
+def _occupy_closed_descriptors() -> None:
+    """Open the null device for standard streams that whoever started the program has closed.
+
+    The next files to be opened would take their numbers, and get whatever a library prints.
+    """
+    while (number := os.open(os.devnull, os.O_RDWR)) <= 2:
+        pass
+    os.close(number)
+
+
 def _prepare_streams() -> None:
     """Let any character be printed, whatever the locale; a pipe or file always gets UTF-8."""
+    if sys.stderr is None:
+        # print(file=None) means stdout: notices would stand among the answers.
+        sys.stderr = os.fdopen(os.open(os.devnull, os.O_WRONLY), "w", encoding="utf-8")
     for stream in (sys.stdout, sys.stderr):
         reconfigure = getattr(stream, "reconfigure", None)
         if reconfigure is None:

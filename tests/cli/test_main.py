@@ -143,3 +143,29 @@ def test_closed_standard_streams_are_no_bug(closed: str):
     command = f'"{sys.executable}" -m edge_runtime list --json {closed}'
     result = subprocess.run(["sh", "-c", command], capture_output=True, text=True)
     assert (result.returncode, result.stderr) == (0, "")
+
+
+def test_an_error_that_quotes_a_hostile_file_stays_one_plain_line(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+):
+    fail_with(monkeypatch, EdgeRuntimeError("it said: no\nway \x1b]0;title\x07", hint="a\r\nb"))
+    assert main(["list"]) == 1
+    assert capsys.readouterr().err == ("error: it said: no way \ufffd]0;title\ufffd\n\nhint: a b\n")
+
+
+def test_notices_of_a_program_without_stderr_do_not_stand_among_its_output():
+    command = f'"{sys.executable}" -m edge_runtime list 2>&-'
+    result = subprocess.run(["sh", "-c", command], capture_output=True, text=True)
+    assert (result.returncode, result.stdout) == (0, "")
+
+
+def test_no_file_takes_the_number_of_a_closed_standard_stream():
+    script = (
+        "import os, sys, edge_runtime.cli.listing as listing; "
+        "from edge_runtime.cli.main import entry_point; "
+        "listing.run = lambda arguments: print(os.open(os.devnull, os.O_RDONLY)); "
+        "sys.argv[1:] = ['list']; entry_point()"
+    )
+    command = f'"{sys.executable}" -c "{script}" <&- 2>&-'
+    result = subprocess.run(["sh", "-c", command], capture_output=True, text=True)
+    assert int(result.stdout) > 2
