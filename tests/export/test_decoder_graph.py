@@ -20,6 +20,7 @@ from support.tiny_gguf import write_tiny_gguf
 
 from edge_runtime.engine.kv_cache import CacheGeometry, KVCache
 from edge_runtime.engine.model_runner import OrtModelRunner, StepInput
+from edge_runtime.errors import SourceFormatError
 from edge_runtime.providers.session import SessionOptions
 from edge_runtime.providers.threads import plan_threads
 
@@ -148,3 +149,17 @@ def test_no_logits_are_computed_where_none_are_asked_for(case: Case) -> None:
     assert case.graph._runner.run(step).size == 0
     (logits,) = case.graph.run([TOKENS[5:9]], held=[5])
     assert_close(logits, case.expected[5:9])
+
+
+@pytest.mark.parametrize("name", ["blk.1.attn_norm.weight", "output_norm.weight"])
+def test_a_norm_that_is_not_a_number_is_refused(name: str, tmp_path: Path) -> None:
+    source = tmp_path / "tiny.gguf"
+    norm = write_tiny_gguf(source, kind="Q8_0")[name]
+    data = source.read_bytes()
+    assert data.count(norm.tobytes()) == 1
+    damaged = norm.copy()
+    damaged[3] = np.nan
+    source.write_bytes(data.replace(norm.tobytes(), damaged.tobytes()))
+    with pytest.raises(SourceFormatError, match="not a number"):
+        export_gguf(source, tmp_path / "bundle")
+    assert not (tmp_path / "bundle").exists()

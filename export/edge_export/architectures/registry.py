@@ -12,6 +12,8 @@ from edge_runtime.errors import SourceFormatError, UnsupportedModelError
 _GGUF_FAMILIES: Mapping[str, Callable[[Checkpoint], DecoderSpec]] = {
     "llama": llama.decoder_spec,
 }
+# Ten million tokens are the most that a model was made for.
+_LONGEST_CONTEXT = 1 << 24
 
 
 def read_spec(checkpoint: Checkpoint) -> DecoderSpec:
@@ -29,4 +31,21 @@ def read_spec(checkpoint: Checkpoint) -> DecoderSpec:
             f"{checkpoint.path}: the architecture {name!r} is not supported",
             hint="supported: " + ", ".join(sorted(_GGUF_FAMILIES)),
         )
-    return _GGUF_FAMILIES[name](checkpoint)
+    spec = _GGUF_FAMILIES[name](checkpoint)
+    _check_sizes(spec, checkpoint)
+    return spec
+
+
+def _check_sizes(spec: DecoderSpec, checkpoint: Checkpoint) -> None:
+    """Refuse at once what would only fail after hours, or after all memory is taken."""
+    if spec.context_length > _LONGEST_CONTEXT:
+        raise SourceFormatError(
+            f"{checkpoint.path}: a context of {spec.context_length} tokens is longer than any "
+            f"model's ({_LONGEST_CONTEXT})"
+        )
+    last = spec.name("attention_norm", spec.layers - 1)
+    if last not in checkpoint.tensors:
+        raise SourceFormatError(
+            f"{checkpoint.path}: there should be {spec.layers} layers, and the tensor {last} is "
+            "missing"
+        )

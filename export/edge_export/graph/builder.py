@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from onnx import TensorProto, helper
 
 from edge_export.write import WeightsFile
+from edge_runtime.errors import SourceFormatError
 
 STANDARD_OPSET = 21
 MICROSOFT_DOMAIN = "com.microsoft"
@@ -105,8 +106,18 @@ class GraphBuilder:
         return name
 
     def weight(self, name: str, array: NDArray[Any]) -> str:
-        """Append an array to the weights file and give its name."""
+        """Append an array to the weights file and give its name.
+
+        Raises:
+            SourceFormatError: a value is infinite or not a number. Integer products turn such
+                values into others, so that the graph's own output would not show it.
+        """
         name = self._unique(name)
+        if array.dtype.kind == "f" and not np.isfinite(array).all():
+            raise SourceFormatError(
+                f"the weights {name} have an infinite value or one that is not a number",
+                hint="the file is damaged, or its makers' training went wrong: use another file",
+            )
         self._declare(name, array.dtype, array.shape, self._weights.append(array))
         return name
 
