@@ -6,8 +6,10 @@ environment before the import. Knows no model.
 
 from __future__ import annotations
 
+import importlib
 import os
 import re
+from concurrent.futures import ThreadPoolExecutor
 from functools import cache
 from typing import Any
 
@@ -32,7 +34,9 @@ def onnxruntime() -> Any:
     for name in _TELEMETRY_SWITCHES:
         os.environ[name] = "1"
     try:
-        import onnxruntime as module
+        # Python shows Ctrl-C to the main thread alone, and this import would swallow it.
+        with ThreadPoolExecutor(1) as pool:
+            module = pool.submit(importlib.import_module, "onnxruntime").result()
     except ModuleNotFoundError as exc:
         missing = exc.name == "onnxruntime"
         what = "no onnxruntime is installed" if missing else _broken(exc)

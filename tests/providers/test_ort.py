@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import os
 import sys
+import threading
 from pathlib import Path
 
 import pytest
@@ -110,3 +111,16 @@ def test_versions_are_read_up_to_where_numbers_end() -> None:
 def test_the_first_line_of_an_error() -> None:
     assert first_line(ValueError("\n one\ntwo")) == "one"
     assert first_line(ValueError()) == "ValueError"
+
+
+def test_it_is_imported_where_no_ctrl_c_can_be_swallowed(
+    monkeypatch: pytest.MonkeyPatch, fresh_import: None, tmp_path: Path
+) -> None:
+    source = """
+import threading
+__version__ = "1.30"
+class InferenceSession: ...
+thread = threading.current_thread()
+"""
+    install_source(monkeypatch, tmp_path, source)
+    assert onnxruntime().thread is not threading.main_thread()
