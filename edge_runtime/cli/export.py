@@ -9,6 +9,7 @@ from pathlib import Path
 from edge_runtime.bundle import Manifest, read_manifest
 from edge_runtime.cli.manifest_view import quantization_table
 from edge_runtime.cli.reporting import Reporter
+from edge_runtime.cli.standard_input import require_valid_unicode
 from edge_runtime.errors import UsageError
 from edge_runtime.store.home import Home
 from edge_runtime.store.names import DEFAULT_RECIPE, RECIPES
@@ -50,6 +51,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _export(arguments: argparse.Namespace, report: Report) -> Path:
+    require_valid_unicode(arguments.name or "", "--name")
     home = Home.find()
     found = resolve(arguments.source, home=home)
     if isinstance(found, BundleDirectory):

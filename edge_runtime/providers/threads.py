@@ -22,6 +22,9 @@ from edge_runtime.errors import InvalidParameterError
 # part, little ones do not, since a step waits for its slowest thread.
 _BIG_CORE_SHARE = 0.7
 
+# Idle threads of a session spin: hundreds on a few processors take minutes for one step.
+_MOST_THREADS_ANYWHERE = 64
+
 
 @dataclass(frozen=True)
 class ThreadPlan:
@@ -44,12 +47,13 @@ def plan_threads(requested: int | None = None, *, root: Path = Path("/")) -> Thr
         root: where /proc and /sys are, for tests.
 
     Raises:
-        InvalidParameterError: a number below 1.
+        InvalidParameterError: a number below 1, or far more than there are processors.
     """
     if requested is not None:
-        if requested < 1:
+        processors = max(_MOST_THREADS_ANYWHERE, os.cpu_count() or 1)
+        if not 1 <= requested <= processors:
             raise InvalidParameterError(
-                f"threads is {requested}", hint="use 1 or more, or leave it"
+                f"threads is {requested}; it must be 1 to {processors}", hint="or leave it out"
             )
         return ThreadPlan(requested, (), "asked for")
     allowed = _allowed_processors()

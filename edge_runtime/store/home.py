@@ -48,10 +48,13 @@ class Home:
         Args:
             environment: the variables to read; ``os.environ`` where it is None.
             platform: as ``sys.platform``.
+
+        Raises:
+            StorageError: EDGE_RUNTIME_HOME begins with the home of a user who has none.
         """
         variables = os.environ if environment is None else environment
         if chosen := variables.get(HOME_VARIABLE):
-            return cls(Path(chosen).expanduser().absolute())
+            return cls(_expanded(chosen).absolute())
         return cls(_data_folder(variables, platform) / "edge-runtime")
 
     @property
@@ -138,6 +141,15 @@ def storage_error(exc: OSError, path: Path) -> StorageError:
         f"cannot write {path}: {exc.strerror or exc}",
         hint=f"set {HOME_VARIABLE} to a folder that can be written",
     )
+
+
+def _expanded(chosen: str) -> Path:
+    try:
+        return Path(chosen).expanduser()
+    except RuntimeError as exc:
+        raise StorageError(
+            f"{HOME_VARIABLE} is {chosen}: {exc}", hint=f"set {HOME_VARIABLE} to a whole path"
+        ) from exc
 
 
 def _data_folder(variables: Mapping[str, str], platform: str) -> Path:

@@ -61,7 +61,7 @@ def resolve(model: str, *, home: Home | None = None) -> ModelReference:
 
     Raises:
         ModelNotFoundError: nothing here is called so; the hint has near names, or how to pull it.
-        UnsupportedModelError: a file that is not a .gguf file.
+        UnsupportedModelError: a file that is not a .gguf file, or a pipe or a device.
         ManifestError: a directory that is not a bundle, and no name either.
     """
     home = home or Home.find()
@@ -80,6 +80,11 @@ def resolve(model: str, *, home: Home | None = None) -> ModelReference:
     path = Path(model)
     if _is_directory(path):
         read_manifest(path)  # says what a bundle would need
+    if _exists(path):
+        raise UnsupportedModelError(
+            f"{path} is not a regular file",
+            hint="a model is mapped into memory, which a pipe or a device cannot be: copy it first",
+        )
     raise _not_found(name, home)
 
 
@@ -150,6 +155,13 @@ def _is_file(path: Path) -> bool:
 def _is_directory(path: Path) -> bool:
     try:
         return path.is_dir()
+    except OSError:
+        return False
+
+
+def _exists(path: Path) -> bool:
+    try:
+        return path.exists()
     except OSError:
         return False
 

@@ -136,7 +136,9 @@ class BundleTokenizer:
             library = LibraryTokenizer.from_buffer(path.read_bytes())
         except OSError as exc:
             raise TokenizerError(f"{path}: cannot be read: {exc.strerror}") from exc
-        except Exception as exc:  # the library raises plain Exception for whatever is wrong inside
+        except BaseException as exc:
+            if not _is_the_librarys(exc):
+                raise
             raise TokenizerError(
                 f"{path}: not a tokenizer that can be loaded: {exc}",
                 hint="export the model again",
@@ -173,7 +175,12 @@ class BundleTokenizer:
             ) from exc
         with self._lock:
             self._library.encode_special_tokens = not parse_special
-            return self._library.encode(text, add_special_tokens=False).ids
+            try:
+                return self._library.encode(text, add_special_tokens=False).ids
+            except BaseException as exc:
+                if not _is_the_librarys(exc):
+                    raise
+                raise TokenizerError(f"the tokenizer cannot encode the text: {exc}") from exc
 
     def decode(self, ids: Sequence[int], *, skip_special: bool = True) -> str:
         """As :meth:`Tokenizer.decode`."""
@@ -237,6 +244,15 @@ class BundleTokenizer:
     @cached_property
     def _added_tokens(self) -> dict[int, AddedToken]:
         return self._library.get_added_tokens_decoder()
+
+
+def _is_the_librarys(exc: BaseException) -> bool:
+    """Whether an error is the library's own: it raises plain Exception for whatever is wrong.
+
+    A panic inside it, say of a split pattern that would search for ever, is no Exception at all,
+    and its type cannot be imported.
+    """
+    return isinstance(exc, Exception) or type(exc).__name__ == "PanicException"
 
 
 def _checked(token_id: int) -> int:

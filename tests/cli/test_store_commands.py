@@ -234,3 +234,9 @@ def test_inspect_of_a_text_file_named_gguf_is_one_error(tmp_path: Path, capsys):
     assert main(["inspect", "m.gguf"]) == 1
     out, err = capsys.readouterr()
     assert out == "" and err.startswith("error: ") and "Traceback" not in err
+
+
+def test_a_name_that_is_no_text_is_refused_before_anything_is_done(store: Path, capsys):
+    path = put_download(store)
+    assert main(["export", str(path), "--name", "a\udcff"]) == 2
+    assert capsys.readouterr().err.startswith("error: --name is not valid text at character 1")

@@ -106,3 +106,8 @@ def test_no_threads_are_refused_by_value() -> None:
 
 def test_this_machine_gives_a_plan() -> None:
     assert plan_threads().count >= 1
+
+
+def test_threads_beyond_all_sense_are_refused_by_value() -> None:
+    with pytest.raises(InvalidParameterError, match="threads is 1000000; it must be 1 to"):
+        plan_threads(1_000_000)

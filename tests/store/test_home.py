@@ -98,3 +98,8 @@ def test_a_lock_is_free_again_after_an_error(tmp_path: Path):
 )  # fmt: skip
 def test_sizes_are_for_people(count: int, text: str):
     assert format_bytes(count) == text
+
+
+def test_the_home_of_nobody_is_an_error_that_names_the_variable():
+    with pytest.raises(StorageError, match="EDGE_RUNTIME_HOME is ~nobody-of-this-name/models"):
+        Home.find({"EDGE_RUNTIME_HOME": "~nobody-of-this-name/models"})

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
@@ -112,3 +113,10 @@ def test_a_wrong_name_or_path_suggests_a_near_one(home: Home, tmp_path: Path, mo
 def test_what_cannot_be_a_path_is_simply_not_found(home: Home, model: str):
     with pytest.raises(ModelNotFoundError):
         resolve(model or "nothing", home=home)
+
+
+@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="this system has no named pipes")
+def test_a_pipe_is_refused_as_what_it_is(home: Home, tmp_path: Path):
+    os.mkfifo(tmp_path / "pipe.gguf")
+    with pytest.raises(UnsupportedModelError, match=r"pipe\.gguf is not a regular file"):
+        resolve(str(tmp_path / "pipe.gguf"), home=home)

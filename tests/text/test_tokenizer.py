@@ -221,3 +221,15 @@ def test_byte_tokenizer_parses_and_names_its_special_tokens() -> None:
     assert [tokenizer.token_to_id(name) for name in names] == list(range(258))
     with pytest.raises(TokenizerError):
         tokenizer.id_to_token(258)
+
+
+def test_a_split_pattern_that_would_search_for_ever_is_a_tokenizer_error(
+    tmp_path: Path, byte_level_file: Path
+) -> None:
+    plain = json.loads(byte_level_file.read_text(encoding="utf-8"))
+    endless = {"type": "Split", "pattern": {"Regex": "(a+)+$"}, "behavior": "Isolated"}
+    plain["pre_tokenizer"] = {**endless, "invert": False}
+    tokenizer = BundleTokenizer.load(write(tmp_path / "endless.json", **plain), bos_token_id=None)
+    with pytest.raises(TokenizerError, match="cannot encode the text"):
+        tokenizer.encode("a" * 40 + "b")
+    assert tokenizer.encode("x") == [ord("x")]
