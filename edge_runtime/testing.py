@@ -139,6 +139,10 @@ class ScriptedRunner:
                 logits[row, n, self._next_token(seen)] = 1.0
         return logits
 
+    def copy(self, source: int, target: int, *, tokens: int) -> None:
+        """As :meth:`edge_runtime.engine.kv_cache.KVCache.copy`, of the tokens it keeps."""
+        self._slots[target] = self._slots[source][:tokens]
+
     def terminate(self) -> None:
         """As :meth:`ModelRunner.terminate`."""
         self._terminate = True

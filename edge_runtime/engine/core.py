@@ -23,7 +23,7 @@ from edge_runtime.engine.model_runner import ModelRunner, RunTerminatedError, St
 from edge_runtime.engine.options import EngineOptions
 from edge_runtime.engine.output import Emit, RequestOutput
 from edge_runtime.engine.request import Delta, FinishReason
-from edge_runtime.engine.scheduler import Scheduler, StepPlan
+from edge_runtime.engine.scheduler import Admission, Scheduler, StepPlan
 from edge_runtime.engine.sequence import Phase, Sequence
 from edge_runtime.engine.step_input import planned_input
 from edge_runtime.errors import (
@@ -177,8 +177,8 @@ class EngineCore:
         plan = self._scheduler.schedule()
         if plan is None:
             return
-        for sequence in plan.admitted:
-            self._give_back(sequence.slot, keep_tokens=sequence.held_tokens)
+        for admission in plan.admitted:
+            self._prepare(admission)
         before_s = time.perf_counter()
         self._stepping = plan.sequences
         try:
@@ -275,6 +275,17 @@ class EngineCore:
                     f"token {token} is outside the model's {vocabulary} tokens"
                 )
         return ids
+
+    def _prepare(self, admission: Admission) -> None:
+        """Bring the shared prefix into the slot, and give back what lies past it."""
+        sequence = admission.sequence
+        assert sequence.slot is not None
+        if admission.copied_from is not None:
+            with self._in_use:
+                if self._cache is not None:
+                    tokens = sequence.held_tokens
+                    self._cache.copy(admission.copied_from, sequence.slot, tokens=tokens)
+        self._give_back(sequence.slot, keep_tokens=sequence.held_tokens)
 
     def _give_back(self, slot: int | None, *, keep_tokens: int) -> None:
         with self._in_use:

@@ -72,6 +72,13 @@ class KVCache:
         flat = self._base[start : start + g.slots * self._slot_bytes].view(np.float32)
         return flat.reshape(g.slots, g.kv_heads, g.capacity, g.head_size)
 
+    def copy(self, source: int, target: int, *, tokens: int) -> None:
+        """Make the first ``tokens`` of slot ``target`` those of slot ``source``."""
+        for layer in range(self.geometry.layers):
+            for part in (0, 1):
+                array = self.array(layer, part)
+                array[target, :, :tokens] = array[source, :, :tokens]
+
     def release(self, slot: int, *, keep_tokens: int = 0) -> None:
         """Give back the pages of a slot that lie wholly past its first ``keep_tokens`` tokens."""
         if not hasattr(mmap, "MADV_DONTNEED"):

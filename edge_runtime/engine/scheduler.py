@@ -14,6 +14,21 @@ from dataclasses import dataclass, field
 from edge_runtime.engine.request import FinishReason
 from edge_runtime.engine.sequence import Phase, Sequence
 
+# Copying a token's keys and values takes a hundredth of evaluating it, but has a cost of its own.
+_WORTH_COPYING_TOKENS = 16
+
+
+@dataclass(frozen=True)
+class Admission:
+    """A sequence that was given a slot.
+
+    Its first ``held_tokens`` are in that slot already, or in the slot ``copied_from``, from where
+    they are to be copied before the step.
+    """
+
+    sequence: Sequence
+    copied_from: int | None
+
 
 @dataclass(frozen=True)
 class StepPlan:
@@ -28,7 +43,7 @@ class StepPlan:
     token_counts: tuple[int, ...]
     wants_logits: bool
     is_prefill: bool
-    admitted: tuple[Sequence, ...] = ()
+    admitted: tuple[Admission, ...] = ()
 
 
 @dataclass
@@ -38,6 +53,13 @@ class _Slot:
     index: int
     sequence: Sequence | None = None
     warm_tokens: list[int] = field(default_factory=list)
+
+    @property
+    def held(self) -> list[int]:
+        """The tokens whose keys and values are in the row now."""
+        if self.sequence is None:
+            return self.warm_tokens
+        return self.sequence.tokens[: self.sequence.held_tokens]
 
 
 class Scheduler:
@@ -72,10 +94,7 @@ class Scheduler:
     @property
     def held_tokens(self) -> int:
         """Tokens in the cache, of running sequences and of what finished ones left."""
-        return sum(
-            len(slot.warm_tokens) if slot.sequence is None else slot.sequence.held_tokens
-            for slot in self._slots
-        )
+        return sum(len(slot.held) for slot in self._slots)
 
     def schedule(self) -> StepPlan | None:
         """The next step, or None when there is nothing to do."""
@@ -143,8 +162,8 @@ class Scheduler:
         self._last_decoded_slot = group[-1].slot or 0
         return tuple(group)
 
-    def _admit(self) -> tuple[Sequence, ...]:
-        admitted: list[Sequence] = []
+    def _admit(self) -> tuple[Admission, ...]:
+        admitted: list[Admission] = []
         while self._waiting:
             free = [slot for slot in self._slots if slot.sequence is None]
             if not free:
@@ -158,12 +177,17 @@ class Scheduler:
                 ),
                 key=lambda choice: choice[:2],
             )
+            donor = max(self._slots, key=lambda s: shared_prefix(s.held, sequence.prompt))
+            offered = shared_prefix(donor.held, sequence.prompt)
+            copied_from = None
+            if offered >= shared + _WORTH_COPYING_TOKENS:
+                shared, copied_from = offered, donor.index
             # The last prompt token is evaluated even when it is held: its logits are needed.
             sequence.held_tokens = sequence.cached_tokens = min(shared, len(sequence.prompt) - 1)
             sequence.slot, slot.sequence = slot.index, sequence
             slot.warm_tokens = []
             sequence.phase = Phase.PREFILL
-            admitted.append(sequence)
+            admitted.append(Admission(sequence, copied_from))
         return tuple(admitted)
 
 

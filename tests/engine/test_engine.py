@@ -431,3 +431,58 @@ def test_closing_waits_for_the_run_in_another_thread_and_stops_it() -> None:
     thread.join(5)
     assert not closed_during_run.is_set()
     assert [type(e) for e in errors] == [RunError]
+
+
+class RowsOf:
+    """The cache that goes with a scripted runner: copies its rows, and remembers the copies."""
+
+    def __init__(self, runner: ScriptedRunner) -> None:
+        self._runner = runner
+        self.copies: list[tuple[int, int, int]] = []
+
+    def copy(self, source: int, target: int, *, tokens: int) -> None:
+        self.copies.append((source, target, tokens))
+        self._runner.copy(source, target, tokens=tokens)
+
+    def release(self, slot: int, *, keep_tokens: int) -> None:
+        """The runner truncates its rows by itself."""
+
+
+def test_a_prefix_that_a_running_sequence_holds_is_copied_and_not_evaluated() -> None:
+    system = "You answer in one word. "
+    runner = ScriptedRunner(
+        lambda seen: END if seen[-1] == ord("x") else ord("x"),
+        vocabulary_size=TOKENIZER.vocabulary_size,
+    )
+    engine, _ = make_engine(answering("", ""), runner=runner, options=EngineOptions(slots=2))
+    rows = engine._cache = RowsOf(runner)  # type: ignore[assignment]
+    cached: list[int] = []
+
+    def emit(delta: Delta | EdgeRuntimeError) -> None:
+        assert isinstance(delta, Delta)
+        if delta.usage is not None:
+            cached.append(delta.usage.cached_tokens)
+
+    engine.submit(TOKENIZER.encode(system + "Sky?"), GREEDY, emit=emit)
+    engine.step()
+    engine.submit(TOKENIZER.encode(system + "Sea?"), GREEDY, emit=emit)
+    while engine.has_work:
+        engine.step()
+    shared = len(system) + len("S")
+    assert rows.copies == [(0, 1, shared)]
+    assert sorted(cached) == [0, shared]
+    evaluated = [int(s.lengths[0]) for s in runner.steps if s.token_ids.shape[1] > 1]
+    assert evaluated == [len(system) + len("Sky?"), len("ea?")]
+
+
+def test_a_short_shared_prefix_is_not_worth_copying() -> None:
+    runner = ScriptedRunner(lambda seen: ord("x"), vocabulary_size=TOKENIZER.vocabulary_size)
+    engine, _ = make_engine(answering("", ""), runner=runner, options=EngineOptions(slots=2))
+    rows = engine._cache = RowsOf(runner)  # type: ignore[assignment]
+    params = dataclasses.replace(GREEDY, max_tokens=3)
+    for prompt in ("Hi, Ann", "Hi, Bob"):
+        engine.submit(TOKENIZER.encode(prompt), params, emit=lambda delta: None)
+        engine.step()
+    while engine.has_work:
+        engine.step()
+    assert rows.copies == []

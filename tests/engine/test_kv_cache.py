@@ -55,6 +55,22 @@ def test_memory_is_committed_as_it_is_touched_and_given_back() -> None:
     cache.close()
 
 
+def test_a_copied_prefix_is_equal_and_the_rest_untouched() -> None:
+    cache = KVCache(CacheGeometry(layers=2, slots=3, kv_heads=2, capacity=50, head_size=24))
+    rng = np.random.default_rng(0)
+    for layer in range(2):
+        for part in range(2):
+            cache.array(layer, part)[...] = rng.standard_normal((3, 2, 50, 24))
+    before = [cache.array(layer, part).copy() for layer in range(2) for part in range(2)]
+    cache.copy(2, 0, tokens=31)
+    after = [cache.array(layer, part).copy() for layer in range(2) for part in range(2)]
+    for old, new in zip(before, after, strict=True):
+        assert (new[0, :, :31] == old[2, :, :31]).all()
+        assert (new[0, :, 31:] == old[0, :, 31:]).all()
+        assert (new[1:] == old[1:]).all()
+    cache.close()
+
+
 def test_releasing_one_slot_leaves_its_neighbours() -> None:
     cache = KVCache(CacheGeometry(layers=1, slots=3, kv_heads=2, capacity=50, head_size=24))
     array = cache.array(0, 1)

@@ -167,6 +167,28 @@ def test_a_driver_serves_several_requests_in_turn(engine: Engine) -> None:
     assert len(set(texts)) == 1
 
 
+def test_a_prefix_copied_from_a_running_sequence_gives_the_same_answer(
+    engine: Engine, real_bundle: Path
+) -> None:
+    start = engine.encode_prompt(LONG_TEXT)[:100]
+    prompts = [[*start, *engine.encode_prompt(end)] for end in (" In short,", " One day")]
+    expected = []
+    for prompt in prompts:
+        engine.reset()
+        expected.append([d.token_id for d in engine.generate_tokens(prompt, GREEDY)])
+    options = EngineOptions(slots=2, context_length=256)
+    with Engine.load(real_bundle, options) as other, EngineDriver(other) as driver:
+        deltas = iter(driver.submit(prompts[0], GREEDY))
+        begun = next(deltas)  # its prompt is in the cache now, and it runs on
+        second = list(driver.submit(prompts[1], GREEDY))
+        found = [[t for d in each for t in d.token_ids] for each in ([begun, *deltas], second)]
+    usage = second[-1].usage
+    assert usage is not None
+    assert usage.cached_tokens >= 100
+    for prompt, ours, theirs in zip(prompts, found, expected, strict=True):
+        assert_same_or_near_tie(engine, prompt, theirs, ours)
+
+
 def test_the_cache_is_given_back(engine: Engine) -> None:
     engine.reset()
     ids = engine.encode_prompt(LONG_TEXT)
