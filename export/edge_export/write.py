@@ -25,6 +25,7 @@ from edge_runtime.file_hash import sha256_of_file
 from edge_runtime.typed_data import encode
 
 _DISK_FULL = {errno.ENOSPC, getattr(errno, "EDQUOT", errno.ENOSPC)}
+_IN_THE_WAY = (errno.ENOTEMPTY, errno.EEXIST)
 _NOT_ALLOWED = (errno.EACCES, errno.EPERM, errno.EROFS)
 PAGE_BYTES = 4096  # external data is mapped: each array starts on a page
 
@@ -157,12 +158,16 @@ def _check_destination(destination: Path, *, overwrite: bool) -> None:
     if not os.path.lexists(destination):  # a broken link is in the way as well
         return
     if not overwrite:
-        raise UsageError(f"{destination} already exists", hint="pass --force to replace it")
+        raise _already_there(destination)
     ours = destination.is_dir() and (
         (destination / MANIFEST_NAME).is_file() or not any(destination.iterdir())
     )
     if destination.is_symlink() or not ours:
         raise UsageError(f"{destination} is not a bundle, so it will not be replaced")
+
+
+def _already_there(destination: Path) -> UsageError:
+    return UsageError(f"{destination} already exists", hint="pass --force to replace it")
 
 
 def _flush_files(directory: Path) -> None:
@@ -181,9 +186,11 @@ def _move_into_place(work: Path, destination: Path) -> None:
         if destination.exists():
             destination.rename(aside)
         work.rename(destination)
-    except BaseException:
+    except BaseException as exc:
         if aside.exists() and not destination.exists():
             aside.rename(destination)
+        if isinstance(exc, OSError) and exc.errno in _IN_THE_WAY:
+            raise _already_there(destination) from exc  # another export was a moment faster
         raise
     finally:
         shutil.rmtree(aside, ignore_errors=True)

@@ -122,6 +122,28 @@ def test_a_bundle_that_came_meanwhile_is_not_replaced(tmp_path: Path) -> None:
     assert [p.name for p in tmp_path.iterdir()] == ["bundle"]
 
 
+def test_a_bundle_that_came_in_the_last_moment_is_not_replaced(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    destination = tmp_path / "bundle"
+    rename = Path.rename
+
+    def beaten(self: Path, target: Path) -> Path:
+        monkeypatch.undo()
+        with bundle_directory(destination, overwrite=False) as faster:
+            fill(faster, "faster")
+        return rename(self, target)
+
+    with (
+        pytest.raises(UsageError, match="already exists"),
+        bundle_directory(destination, overwrite=False) as slower,
+    ):
+        fill(slower, "slower")
+        monkeypatch.setattr(Path, "rename", beaten)
+    assert (destination / "manifest.json").read_text() == "faster"
+    assert [p.name for p in tmp_path.iterdir()] == ["bundle"]
+
+
 @pytest.mark.parametrize("error", [OSError(errno.EIO, "I/O error"), KeyboardInterrupt()])
 def test_the_old_bundle_comes_back_when_the_new_one_cannot_take_its_place(
     old: Path, monkeypatch: pytest.MonkeyPatch, error: BaseException
