@@ -50,5 +50,6 @@ def module(script: Script) -> ModuleType:
 
     fake.InferenceSession = InferenceSession  # type: ignore[attr-defined]
     fake.SessionOptions = SessionOptions  # type: ignore[attr-defined]
+    fake.GraphOptimizationLevel = SimpleNamespace(ORT_DISABLE_ALL=0)  # type: ignore[attr-defined]
     fake.get_available_providers = lambda: list(script.available)  # type: ignore[attr-defined]
     return fake

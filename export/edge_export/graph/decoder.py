@@ -79,8 +79,7 @@ def build_decoder(spec: DecoderSpec, weights: DecoderWeights, file: WeightsFile)
     if not spec.tied_head:
         with op.scope("head"):
             table = store_blocks(op, weights.matrix("head"))
-    logits = linear(op, normed, table, weights.bias("head"))
-    op.node("Identity", [logits], outputs=["logits"])
+    linear(op, normed, table, weights.bias("head"), output="logits")
 
     op.output("logits", TensorProto.FLOAT, ["B", "N", spec.vocabulary_size])
     for i in range(spec.layers):

@@ -47,22 +47,30 @@ def store_blocks(op: GraphBuilder, blocks: BlockQuantized) -> StoredBlocks:
 
 
 def linear(
-    op: GraphBuilder, x: str, weights: StoredBlocks, bias: NDArray[np.float32] | None = None
+    op: GraphBuilder,
+    x: str,
+    weights: StoredBlocks,
+    bias: NDArray[np.float32] | None = None,
+    *,
+    output: str | None = None,
 ) -> str:
-    """``x @ weights.T + bias``: (..., columns) -> (..., rows)."""
+    """``x @ weights.T + bias``: (..., columns) -> (..., rows); ``output`` may name the result."""
     inputs = [x, weights.values, weights.scales, weights.zero_points]
     if bias is not None:
         inputs += ["", op.weight("bias", bias)]
     while inputs[-1] == "":
         inputs.pop()
-    return op.MatMulNBits(
-        *inputs,
+    (product,) = op.node(
+        "MatMulNBits",
+        inputs,
+        outputs=1 if output is None else [output],
         K=weights.columns,
         N=weights.rows,
         bits=weights.bits,
         block_size=weights.block_size,
         accuracy_level=_INTEGER_COMPUTE,
     )
+    return product
 
 
 def embedding(op: GraphBuilder, ids: str, table: StoredBlocks) -> str:
