@@ -103,10 +103,11 @@ class QuantizedGroup:
 
 @dataclass(frozen=True)
 class Quantization:
-    """The recipe asked for and what came of it."""
+    """The recipe asked for, what came of it, and how, where the recipe leaves a choice."""
 
     recipe: str
     groups: tuple[QuantizedGroup, ...] = ()
+    method: str | None = None
 
 
 @dataclass(frozen=True)

@@ -17,8 +17,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edge_export.quantize.blocks import BlockQuantized, concatenate
+from edge_export.quantize.calibration import Moments
 from edge_export.quantize.exact import EXACT_BITS, carry_exactly
 from edge_export.quantize.float_minimum import FLOAT_MINIMUM_KINDS, carry_float_minimum
+from edge_export.quantize.gptq import Compensation, compensated_4_bits
 from edge_export.quantize.round_to_nearest import round_to_8_bits, search_4_bits
 from edge_export.sources.checkpoint import SourceTensor
 from edge_runtime.bundle import QuantizedGroup
@@ -27,7 +29,9 @@ from edge_runtime.errors import SourceFormatError, UnsupportedModelError
 Recipe = Literal["auto", "int8", "int4"]
 Role = Literal["linear", "embedding"]
 
-_BLOCK_SIZES = (32, 16)  # the first that divides a row; smaller blocks cost more scales
+_BLOCK_SIZE = 32
+CALIBRATED_BLOCK_SIZE = 64  # compensated for, it loses no more than 32 does otherwise
+_SMALLEST_BLOCK_SIZE = 16
 # Values of one slice. Its float32 rows, their reconstruction and the search's scratch together
 # stay under about 64 MB.
 _SLICE_VALUES = 2 << 20
@@ -95,7 +99,7 @@ def quantize_tensor(
     role: Role = "linear",
     symmetric: bool = False,
     embedding_bits: Literal[4, 8] = 8,
-    importance: NDArray[np.float32] | None = None,
+    moments: Moments | None = None,
     rows_per_slice: int | None = None,
 ) -> tuple[BlockQuantized, QuantizedGroupStats]:
     """Bring a matrix to MatMulNBits blocks under a recipe.
@@ -106,7 +110,8 @@ def quantize_tensor(
         role: ``embedding`` for the token table and a head, ``linear`` for the rest.
         symmetric: store 4-bit weights without zero points; ARM's fast kernels want that.
         embedding_bits: of the ``embedding`` role under ``int4``.
-        importance: float32 [K], the weight of an error in each column, for the 4-bit search.
+        moments: of what the matrix multiplies; rounding to 4 bits then keeps the error of the
+            product small, in larger blocks. None keeps that of the weights small.
         rows_per_slice: rows held as float32 at one time; None for what keeps memory small.
 
     Returns:
@@ -127,14 +132,36 @@ def quantize_tensor(
         return _carry_all(tensor, bits, step)
     if bits == 8 and tensor.kind in FLOAT_MINIMUM_KINDS:
         return _convert_all(tensor, step, lambda raw, _: carry_float_minimum(raw, tensor.kind))
-    block_size = _block_size(tensor)
     if bits == 8:
+        block_size = _block_size(tensor, _BLOCK_SIZE)
         return _convert_all(
             tensor, step, lambda _, values: round_to_8_bits(values, block_size=block_size)
         )
+    return _to_4_bits(tensor, step, role, moments, symmetric=symmetric)
+
+
+def _to_4_bits(
+    tensor: SourceTensor, step: int, role: Role, moments: Moments | None, *, symmetric: bool
+) -> tuple[BlockQuantized, QuantizedGroupStats]:
+    compensation = None if moments is None else Compensation.of(moments)
+    block_size = _block_size(tensor, _BLOCK_SIZE if compensation is None else CALIBRATED_BLOCK_SIZE)
     # onnxruntime 1.23 gathers wrongly from a table whose rows have an odd number of packed zero
     # points: without any, it gathers rightly.
-    symmetric = symmetric or (role == "embedding" and columns // block_size % 2 == 1)
+    if role == "embedding" and tensor.shape[1] // block_size % 2 and not symmetric:
+        if block_size > _BLOCK_SIZE:
+            block_size //= 2  # zero points are worth more than the smaller blocks cost
+        else:
+            symmetric = True
+    if compensation is not None:
+        how = compensation
+        return _convert_all(
+            tensor,
+            step,
+            lambda _, values: compensated_4_bits(
+                values, how, block_size=block_size, symmetric=symmetric
+            ),
+        )
+    importance = _importance(moments)
     return _convert_all(
         tensor,
         step,
@@ -152,14 +179,24 @@ def _bits(kind: str, recipe: Recipe, role: Role, embedding_bits: int) -> int:
     return embedding_bits if role == "embedding" else 4
 
 
-def _block_size(tensor: SourceTensor) -> int:
+def _importance(moments: Moments | None) -> NDArray[np.float32] | None:
+    """Each column's, where moments are too wide to compensate with; None where they say nothing."""
+    if moments is None or not np.isfinite(moments.importance).all():
+        return None
+    return moments.importance if moments.importance.any() else None
+
+
+def _block_size(tensor: SourceTensor, wanted: int) -> int:
+    """The largest up to ``wanted`` that divides a row; smaller blocks cost more scales."""
     columns = tensor.shape[1]
-    for size in _BLOCK_SIZES:
-        if columns % size == 0:
-            return size
-    raise UnsupportedModelError(
-        f"tensor {tensor.name!r} has rows of {columns} values, not a multiple of {_BLOCK_SIZES[-1]}"
-    )
+    while columns % wanted:
+        wanted //= 2
+    if wanted < _SMALLEST_BLOCK_SIZE:
+        raise UnsupportedModelError(
+            f"tensor {tensor.name!r} has rows of {columns} values, "
+            f"not a multiple of {_SMALLEST_BLOCK_SIZE}"
+        )
+    return wanted
 
 
 def _carry_all(

@@ -22,6 +22,7 @@ _ASYMMETRIC_RANGES = (1.0, 0.93, 0.85, 1.07, 1.14, 1.2)
 # A few important columns are worth clipping the others far more.
 _IMPORTANCE_RANGES = (1.0, 0.9, 0.8, 0.7, 0.6, 0.5, 1.1, 1.2)
 _ZERO_POINT_SHIFTS = (0, -1, 1, -2, 2)
+_CALIBRATED_RANGES, _CALIBRATED_SHIFTS = (1.0, 0.9, 0.8, 0.7, 1.1), (0, -1, 1)
 # With a fixed zero point the codes reach further below zero than above, so either sign is tried.
 _SYMMETRIC_RANGES = (1.0, 0.95, 0.9, 0.85, -1.15, -1.1, -1.05, -1.0, -0.95)
 _SYMMETRIC_IMPORTANCE_RANGES = (
@@ -104,6 +105,25 @@ def _quantize(
     )
 
 
+def find_4_bit_grids(
+    blocks: NDArray[np.float32], importance: NDArray[np.float32], *, symmetric: bool = False
+) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
+    """The scale and zero point of small weighted error of M blocks.
+
+    Args:
+        blocks: float32 [block_size, M], a block a column.
+        importance: float32 [block_size], the weight of a squared error in each of its values.
+        symmetric: whether every zero point is 8.
+
+    Returns:
+        Scales and zero points, float32 [M]; the zero points are whole numbers from 0 to 15.
+    """
+    weights = np.broadcast_to(importance[:, np.newaxis], blocks.shape)
+    search = _Search(blocks.T, 4, weights)
+    search.try_all(search.symmetric_starts() if symmetric else search.calibrated_starts())
+    return search.scales(), search.zero_points().astype(np.float32)
+
+
 _Start = tuple[NDArray[np.float32], NDArray[np.float32]]  # scale [M], zero point [M]
 
 
@@ -118,7 +138,7 @@ class _Search:
         self, blocks: NDArray[np.float32], bits: int, weights: NDArray[np.float32] | None
     ) -> None:
         self._top = np.float32((1 << bits) - 1)
-        self._x = np.ascontiguousarray(blocks.T)  # [block_size, M]
+        self._x = np.array(blocks.T, order="C")  # [block_size, M], a copy
         self._unit = np.abs(self._x).max(axis=0)
         self._unit[self._unit < _SMALLEST] = 0
         self._x *= _reciprocal(self._unit)
@@ -143,8 +163,18 @@ class _Search:
             for part in _ASYMMETRIC_RANGES:
                 yield scale * np.float32(part), point
             return
-        for part in _IMPORTANCE_RANGES:
-            for shift in _ZERO_POINT_SHIFTS:
+        yield from self._shifted_starts(_IMPORTANCE_RANGES, _ZERO_POINT_SHIFTS)
+
+    def calibrated_starts(self) -> Iterable[_Start]:
+        """Fewer, for blocks whose scales are revisited."""
+        yield from self._shifted_starts(_CALIBRATED_RANGES, _CALIBRATED_SHIFTS)
+
+    def _shifted_starts(
+        self, ranges: tuple[float, ...], shifts: tuple[int, ...]
+    ) -> Iterable[_Start]:
+        scale, point = self.full_range()
+        for part in ranges:
+            for shift in shifts:
                 shifted = np.clip(point + np.float32(shift), 0, self._top)
                 yield scale * np.float32(part), shifted
 

@@ -1,0 +1,171 @@
+"""What the inputs of each linear layer look like on a text: their second moments.
+
+Follows the decoder in the order of the graph. Each layer's inputs come from the layers already
+quantized, and a second stream of states, through the source's own weights, says what the layer
+ought to have seen, so that later layers make up for what earlier ones lost. One layer's weights are
+in memory at a time. A table that embedding and head share is needed before any layer: for it the
+unquantized decoder is run to its end first. Knows no rounding.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from edge_export.architectures.spec import DecoderSpec
+from edge_export.quantize.activations import HiddenStates, Linear, gated
+from edge_export.quantize.blocks import BlockQuantized
+from edge_export.source_weights import SourceWeights
+
+F32 = NDArray[np.float32]
+
+# Linears that read the same input, in the order of the graph.
+_GROUPS = (("query", "key", "value"), ("attention_output",), ("gate", "up"), ("down",))
+
+
+@dataclass(frozen=True, eq=False)
+class Moments:
+    """Moments of a linear layer's input x over a text.
+
+    Attributes:
+        second: float32 [K, K], the sum of ``x x^T``.
+        drift: float32 [K, K], the sum of ``(y - x) x^T``, where y is what the layer of the
+            unquantized decoder sees at the same token; None where that is x.
+        tokens: how many are summed.
+    """
+
+    second: F32
+    drift: F32 | None
+    tokens: int
+
+    @property
+    def importance(self) -> F32:
+        """The sum of squares of each column, float32 [K]."""
+        return np.ascontiguousarray(np.diagonal(self.second))
+
+
+class Calibration:
+    """Walks the decoder as its matrices are quantized.
+
+    For each matrix in the order of the graph ask for :meth:`moments`, if wanted, then give the
+    quantized matrix to :meth:`accept`.
+
+    Args:
+        spec: the decoder.
+        source: its weights.
+        windows: int64 token ids (tokens,), each read from position 0.
+        on_layer: called with the number of layers done by the first, unquantized pass.
+    """
+
+    def __init__(
+        self,
+        spec: DecoderSpec,
+        source: SourceWeights,
+        windows: Sequence[NDArray[np.int64]],
+        *,
+        on_layer: Callable[[int], None],
+    ) -> None:
+        self._spec = spec
+        self._source = source
+        self._windows = windows
+        self._on_layer = on_layer
+        self._walks: tuple[_Walk, _Walk] | None = None  # quantized, as the source is
+        self._moments: Moments | None = None
+        self._held: dict[str, Linear] = {}
+
+    def moments(self, role: str) -> Moments | None:
+        """Moments of the input of the matrix that comes next.
+
+        Args:
+            role: the matrix's. For an embedding they are those of the head that shares its table,
+                and None if none does.
+        """
+        if role == "embedding":
+            return self._final_moments() if self._spec.tied_head else None
+        assert self._walks is not None, "the embedding comes first"
+        if self._moments is None:
+            x, y = (walk.x for walk in self._walks)
+            with np.errstate(all="ignore"):  # whoever uses them looks whether they are finite
+                self._moments = Moments(x.T @ x, (y - x).T @ x, len(x))
+        return self._moments
+
+    def accept(self, role: str, layer: int | None, blocks: BlockQuantized) -> None:
+        """Go on with a matrix as it became, (out, in), rows in rotary halves."""
+        if role == "embedding":
+            self._begin(blocks)
+        if layer is None:
+            return
+        assert self._walks is not None, "the embedding comes first"
+        self._held[role] = Linear(blocks.dequantize(), self._source.bias(role, layer))
+        group = next(g for g in _GROUPS if role in g)
+        if role != group[-1]:
+            return
+        quantized, exact = self._walks
+        quantized.step(layer, group, self._held)
+        self._held = {}
+        exact.step_exactly(layer, group)
+        self._moments = None
+
+    def _begin(self, table: BlockQuantized) -> None:
+        wanted, where = np.unique(np.concatenate(self._windows), return_inverse=True)
+        embedded = table.permute_rows(wanted).dequantize()[where]
+        self._walks = self._walk(embedded), self._walk(None)
+
+    def _final_moments(self) -> Moments:
+        walk = self._walk(None)
+        for layer in range(self._spec.layers):
+            for group in _GROUPS:
+                walk.step_exactly(layer, group)
+            self._on_layer(layer + 1)
+        with np.errstate(all="ignore"):
+            return Moments(walk.x.T @ walk.x, None, len(walk.x))
+
+    def _walk(self, embedded: F32 | None) -> _Walk:
+        """From given embeddings, or from the source's."""
+        if embedded is None:
+            embedded = self._source.embed(np.concatenate(self._windows))
+        return _Walk(self._spec, self._source, embedded, [len(w) for w in self._windows])
+
+
+class _Walk:
+    """States on their way through the decoder; ``x`` is what the next linears multiply."""
+
+    def __init__(
+        self, spec: DecoderSpec, source: SourceWeights, embedded: F32, lengths: Sequence[int]
+    ) -> None:
+        self._layers = spec.layers
+        self._source = source
+        self._states = HiddenStates(spec, embedded, lengths)
+        self.x = self._normed("attention_norm", 0)
+
+    def step(self, layer: int, group: Sequence[str], linears: dict[str, Linear]) -> None:
+        """Apply the linears that read ``x``, and go on to the next linears' input."""
+        first = linears[group[0]]
+        with np.errstate(all="ignore"):  # a damaged file's numbers may overflow
+            if group[0] == "query":
+                self.x = self._states.attend(self.x, first, linears["key"], linears["value"])
+            elif group[0] == "attention_output":
+                self._states.add(first(self.x))
+                self.x = self._normed("feed_forward_norm", layer)
+            elif group[0] == "gate":
+                self.x = gated(self.x, first, linears["up"])
+            else:
+                self._states.add(first(self.x))
+                last = layer == self._layers - 1
+                self.x = (
+                    self._normed("final_norm", None)
+                    if last
+                    else self._normed("attention_norm", layer + 1)
+                )
+
+    def step_exactly(self, layer: int, group: Sequence[str]) -> None:
+        """:meth:`step` with the source's own weights."""
+        source = self._source
+        linears = {r: Linear(source.matrix(r, layer), source.bias(r, layer)) for r in group}
+        self.step(layer, group, linears)
+
+    def _normed(self, role: str, layer: int | None) -> F32:
+        return self._states.normed(self._source.vector(role, layer))
