@@ -67,15 +67,15 @@ QUESTION = "Write two sentences about the sea."
 
 
 def test_the_first_run_exports_and_answers_and_the_next_only_answers(store: Path):
-    first = run(store, "run", f"{NAME}:int4", QUESTION, *GREEDY)
+    first = run(store, "run", f"{NAME}:int8", QUESTION, *GREEDY)
     assert first.returncode == 0 and first.stdout.endswith("\n") and len(first.stdout) > 20
     assert "exporting smollm2-135m" in first.stderr
-    second = run(store, "run", f"{NAME}:int4", QUESTION, *GREEDY)
+    second = run(store, "run", f"{NAME}:int8", QUESTION, *GREEDY)
     assert (second.stdout, second.stderr) == (first.stdout, "")
 
 
 def test_json_counts_what_it_says(store: Path):
-    result = run(store, "run", f"{NAME}:int4", "--json", "--logprobs", "1", *GREEDY, stdin=QUESTION)
+    result = run(store, "run", f"{NAME}:int8", "--json", "--logprobs", "1", *GREEDY, stdin=QUESTION)
     said = json.loads(result.stdout)
     assert said["usage"]["completion_tokens"] == 16 and said["finish_reason"] == "length"
     assert "".join(entry["token"] for entry in said["logprobs"]) == said["text"]
@@ -83,27 +83,27 @@ def test_json_counts_what_it_says(store: Path):
 
 
 def test_a_stop_string_is_cut_out(store: Path):
-    whole = run(store, "run", f"{NAME}:int4", QUESTION, *GREEDY).stdout.rstrip("\n")
+    whole = run(store, "run", f"{NAME}:int8", QUESTION, *GREEDY).stdout.rstrip("\n")
     stop = whole[8:13]
-    cut = run(store, "run", f"{NAME}:int4", QUESTION, *GREEDY, "--stop", stop).stdout.rstrip("\n")
+    cut = run(store, "run", f"{NAME}:int8", QUESTION, *GREEDY, "--stop", stop).stdout.rstrip("\n")
     assert cut == whole[: whole.index(stop)].rstrip("\n")
 
 
 def test_a_chat_reads_only_what_is_new(store: Path):
     turns = "My name is Anna.\nSay it.\n"
-    result = run(store, "chat", f"{NAME}:int4", *GREEDY, "--verbose", stdin=turns)
+    result = run(store, "chat", f"{NAME}:int8", *GREEDY, "--verbose", stdin=turns)
     assert result.returncode == 0
     assert "of them cached" in result.stderr.split("prompt")[2]
 
 
 def test_a_prompt_longer_than_the_context_names_both_counts(store: Path):
-    result = run(store, "run", f"{NAME}:int4", "--context", "64", stdin="word " * 500)
+    result = run(store, "run", f"{NAME}:int8", "--context", "64", stdin="word " * 500)
     assert result.returncode == 2
     assert "tokens, and the context holds 64" in result.stderr
 
 
 def test_a_changed_byte_of_the_weights_is_refused(store: Path, tmp_path: Path):
-    (bundle,) = Home(store).bundles.glob("*/int4")
+    (bundle,) = Home(store).bundles.glob("*/int8")
     changed = shutil.copytree(bundle, tmp_path / "changed")
     with (changed / "decoder.weights").open("r+b") as stream:
         stream.seek(1_000_000)
@@ -149,7 +149,7 @@ def test_two_first_runs_at_once_export_once_and_answer_alike(source: Path, tmp_p
     store = new_store(tmp_path / "store", source)
     programs = [
         subprocess.Popen(
-            [*PROGRAM, "run", f"{NAME}:int4", QUESTION, *GREEDY],
+            [*PROGRAM, "run", f"{NAME}:int8", QUESTION, *GREEDY],
             env=os.environ | {"EDGE_RUNTIME_HOME": str(store)},
             stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
         )

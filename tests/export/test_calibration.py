@@ -176,7 +176,7 @@ def test_windows_fit_the_context_and_begin_as_the_model_wants(tmp_path):
         tokenizer = build_tokenizer(checkpoint.metadata).tokenizer_json
     plain = calibration_windows(tokenizer, begin_token_id=None, context_length=8192)
     assert max(map(len, plain)) == 512
-    assert sum(map(len, plain)) == 3072
+    assert sum(map(len, plain)) == 1024
     short = calibration_windows(tokenizer, begin_token_id=7, context_length=100)
     assert max(map(len, short)) == 100
     assert all(w[0] == 7 for w in short)

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from tokenizers import Tokenizer
 
 # More tokens make a better estimate and a slower export; these take about a minute for 135M weights.
-_MOST_TOKENS = 3072
+_MOST_TOKENS = 1024
 _WINDOW = 512
 _SEPARATOR = "\n-----\n"
 
@@ -35,7 +35,7 @@ def calibration_windows(
         context_length: the most tokens that the model reads.
 
     Returns:
-        int64 (tokens,) of at most 512 tokens each, 3,072 in all.
+        int64 (tokens,) of at most 512 tokens each, 1,024 in all.
     """
     encoding = Tokenizer.from_str(tokenizer_json).encode(
         calibration_text(), add_special_tokens=False
