@@ -64,7 +64,7 @@ class ExportOptions:
         quant: ``auto`` keeps every weight as exactly as 4 or 8 bits can; ``int8`` and ``int4`` say
             how many bits.
         calibrate: under ``int4``, round so that layers' outputs on a text change little, which
-            takes about a minute for each 135M weights; False rounds the weights alone.
+            takes most of a minute for each 135M weights; False rounds the weights alone.
         name: the model's name in the manifest; None takes the file's.
         overwrite: replace a bundle that is already there.
     """
