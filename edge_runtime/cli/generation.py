@@ -144,6 +144,8 @@ def open_session(arguments: argparse.Namespace) -> Iterator[Session]:
         EdgeRuntimeError: as `ensure_bundle` and the engine's loading.
     """
     keep_heap_small()
+    cap = arguments.memory_cap
+    cap_bytes = None if cap is None else parse_bytes(cap)
     home = Home.find()
     with Reporter() as report:
         bundle = ensure_bundle(arguments.model, quant=arguments.quant, report=report, home=home)
@@ -151,11 +153,10 @@ def open_session(arguments: argparse.Namespace) -> Iterator[Session]:
     from edge_runtime.engine.driver import EngineDriver
     from edge_runtime.engine.engine import Engine, EngineOptions
 
-    cap = arguments.memory_cap
     options = EngineOptions(
         context_length=arguments.context,
         threads=arguments.threads,
-        memory_cap_bytes=None if cap is None else parse_bytes(cap),
+        memory_cap_bytes=cap_bytes,
     )
     hashes = RememberedHashes(home.hashes)
     with Engine.load(bundle, options, hash_file=hashes) as engine, EngineDriver(engine) as driver:

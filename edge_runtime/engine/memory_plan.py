@@ -94,16 +94,12 @@ def plan_memory(cap: int, costs: MemoryCosts, ask: MemoryAsk) -> MemoryPlan:
         MemoryCapError: even the smallest form does not fit.
     """
     granted = ask
-    steps: list[str] = []
-    while (plan := _split(cap, costs, granted, tuple(steps))).total > cap:
+    while (plan := _split(cap, costs, granted)).total > cap:
         lower = _step_down(granted, cap - (plan.total - plan.cache), costs)
         if lower is None:
             raise MemoryCapError(cap, smallest_cap=_smallest_cap(costs, granted))
-        granted, said = lower
-        # The context shrinks by small steps: only where it ends is worth saying.
-        steps = [s for s in steps if s.split(" ")[0] != said.split(" ")[0]] + [said]
-    first = {"chunk": ask.chunk_size, "slots": ask.slots, "context": ask.context_length}
-    return replace(plan, steps=tuple(f"{s} (asked for {first[s.split(' ')[0]]})" for s in steps))
+        granted = lower
+    return replace(plan, steps=_rungs_taken(ask, granted))
 
 
 def parse_bytes(text: str) -> int:
@@ -119,7 +115,16 @@ def parse_bytes(text: str) -> int:
     return size
 
 
-def _split(cap: int, costs: MemoryCosts, ask: MemoryAsk, steps: tuple[str, ...]) -> MemoryPlan:
+def _rungs_taken(ask: MemoryAsk, granted: MemoryAsk) -> tuple[str, ...]:
+    ladder = (
+        ("chunk", ask.chunk_size, granted.chunk_size),
+        ("slots", ask.slots, granted.slots),
+        ("context", ask.context_length, granted.context_length),
+    )
+    return tuple(f"{name} {now} (asked for {then})" for name, then, now in ladder if now != then)
+
+
+def _split(cap: int, costs: MemoryCosts, ask: MemoryAsk) -> MemoryPlan:
     return MemoryPlan(
         cap=cap,
         granted=ask,
@@ -129,7 +134,7 @@ def _split(cap: int, costs: MemoryCosts, ask: MemoryAsk, steps: tuple[str, ...])
         activations=_activations(costs, ask),
         cache=ask.slots * ask.context_length * costs.cache_token,
         headroom=int(cap * _HEADROOM_SHARE),
-        steps=steps,
+        steps=(),
     )
 
 
@@ -137,22 +142,19 @@ def _activations(costs: MemoryCosts, ask: MemoryAsk) -> int:
     return -(-costs.activations * ask.chunk_size // costs.measured_chunk)
 
 
-def _step_down(
-    ask: MemoryAsk, left_for_cache: int, costs: MemoryCosts
-) -> tuple[MemoryAsk, str] | None:
+def _step_down(ask: MemoryAsk, left_for_cache: int, costs: MemoryCosts) -> MemoryAsk | None:
     """The next rung: half the chunk, one slot fewer, then the longest context that fits."""
     if ask.chunk_size > SMALLEST_CHUNK:
-        chunk = max(SMALLEST_CHUNK, ask.chunk_size // 2)
-        return replace(ask, chunk_size=chunk), f"chunk {chunk}"
+        return replace(ask, chunk_size=max(SMALLEST_CHUNK, ask.chunk_size // 2))
     if ask.slots > 1:
-        return replace(ask, slots=ask.slots - 1), f"slots {ask.slots - 1}"
+        return replace(ask, slots=ask.slots - 1)
     context = min(left_for_cache // costs.cache_token, ask.context_length - 1)
     if context >= SMALLEST_CONTEXT:
-        return replace(ask, context_length=context), f"context {context}"
+        return replace(ask, context_length=context)
     return None
 
 
 def _smallest_cap(costs: MemoryCosts, ask: MemoryAsk) -> int:
     smallest = replace(ask, slots=1, context_length=min(ask.context_length, SMALLEST_CONTEXT))
-    used = _split(0, costs, smallest, ()).total
+    used = _split(0, costs, smallest).total
     return int(used / (1 - _HEADROOM_SHARE)) + 1

@@ -13,25 +13,11 @@ from pathlib import Path
 
 import pytest
 
-from edge_runtime.store.catalog import load_catalog
 from edge_runtime.store.home import Home
 
 pytestmark = pytest.mark.model
 NAME = "smollm2-135m"
 PROGRAM = [sys.executable, "-m", "edge_runtime"]
-
-
-@pytest.fixture(scope="module")
-def source() -> Path:
-    """The model's file, as it was pulled into the store of whoever runs the tests."""
-    pytest.importorskip("onnxruntime")
-    pytest.importorskip("edge_export.pipeline", reason="needs the export extra")
-    entry = load_catalog().find(NAME)
-    assert entry is not None
-    path = Home.find().catalog_downloads / entry.name / entry.file
-    if not path.is_file():
-        pytest.skip(f"the model is not here: edge-runtime pull {NAME}")
-    return path
 
 
 def new_store(root: Path, source: Path) -> Path:
@@ -43,8 +29,8 @@ def new_store(root: Path, source: Path) -> Path:
 
 
 @pytest.fixture(scope="module")
-def store(source: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return new_store(tmp_path_factory.mktemp("store"), source)
+def store(real_source: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return new_store(tmp_path_factory.mktemp("store"), real_source)
 
 
 def run(
@@ -116,18 +102,18 @@ def test_a_changed_byte_of_the_weights_is_refused(store: Path, tmp_path: Path):
 
 
 def test_a_truncated_file_is_one_error_and_leaves_nothing(
-    store: Path, source: Path, tmp_path: Path
+    store: Path, real_source: Path, tmp_path: Path
 ):
     cut = tmp_path / "cut.gguf"
-    with source.open("rb") as stream:
+    with real_source.open("rb") as stream:
         cut.write_bytes(stream.read(3_000_000))
     result = run(store, "run", str(cut), QUESTION)
     assert result.returncode == 1 and result.stderr.startswith(f"error: {cut}: truncated")
     assert not list(Home(store).bundles.glob("cut-*"))
 
 
-def test_ctrl_c_in_the_middle_of_an_export_leaves_nothing(source: Path, tmp_path: Path):
-    store = new_store(tmp_path / "store", source)
+def test_ctrl_c_in_the_middle_of_an_export_leaves_nothing(real_source: Path, tmp_path: Path):
+    store = new_store(tmp_path / "store", real_source)
     bundles = Home(store).bundles
     with subprocess.Popen(
         [*PROGRAM, "run", NAME, QUESTION],
@@ -145,8 +131,8 @@ def test_ctrl_c_in_the_middle_of_an_export_leaves_nothing(source: Path, tmp_path
     assert list(bundles.iterdir()) == []
 
 
-def test_two_first_runs_at_once_export_once_and_answer_alike(source: Path, tmp_path: Path):
-    store = new_store(tmp_path / "store", source)
+def test_two_first_runs_at_once_export_once_and_answer_alike(real_source: Path, tmp_path: Path):
+    store = new_store(tmp_path / "store", real_source)
     programs = [
         subprocess.Popen(
             [*PROGRAM, "run", f"{NAME}:int8", QUESTION, *GREEDY],
