@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
@@ -27,7 +28,12 @@ def real_source() -> Path:
 
 @pytest.fixture(scope="session")
 def real_bundle(real_source: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The real model exported with the default recipe."""
+    """The real model exported with the default recipe.
+
+    EDGE_RUNTIME_TEST_BUNDLE names one that is there already, which saves exporting it each time.
+    """
+    if ready := os.environ.get("EDGE_RUNTIME_TEST_BUNDLE"):
+        return Path(ready)
     from edge_export.pipeline import export_gguf
 
     folder = tmp_path_factory.mktemp("real") / "bundle"
