@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 from edge_runtime.bundle import Manifest
 from edge_runtime.engine.kv_cache import KVCache
 from edge_runtime.engine.memory import MemoryReport, process_memory
+from edge_runtime.engine.metrics import EngineMetrics, Gauges, StepKind
 from edge_runtime.engine.model_runner import ModelRunner, RunTerminatedError, StepInput
 from edge_runtime.engine.options import EngineOptions
 from edge_runtime.engine.output import Emit, RequestOutput
@@ -74,6 +75,7 @@ class EngineCore:
         self.manifest = manifest
         self.tokenizer = tokenizer
         self.context_length = context_length
+        self.metrics = EngineMetrics()
         self._options = options
         self._runner = runner
         self._cache = cache
@@ -151,8 +153,11 @@ class EngineCore:
             vocabulary_size=self.manifest.dimensions.vocabulary_size,
             end_tokens=self._end_tokens,
             context_length=self.context_length,
+            metrics=self.metrics,
         )
         self._scheduler.add(sequence)
+        self.metrics.add(requests_submitted=1)
+        self._set_gauges()
         return sequence
 
     def cancel(self, sequence: Sequence) -> None:
@@ -175,6 +180,7 @@ class EngineCore:
             if sequence.cancel_requested:
                 self._finish(sequence, Delta("", finish_reason=FinishReason.CANCELLED))
         plan = self._scheduler.schedule()
+        self._set_gauges()
         if plan is None:
             return
         for admission in plan.admitted:
@@ -188,6 +194,7 @@ class EngineCore:
         except RunTerminatedError:
             return  # whoever was cancelled is dropped by the next step; others try again
         except RunError as exc:
+            self.metrics.add(run_errors=1)
             self._fail(plan.sequences, exc)
             return
         finally:
@@ -223,6 +230,13 @@ class EngineCore:
             return logits
 
     def _advance(self, plan: StepPlan, logits: NDArray[np.float32], elapsed_s: float) -> None:
+        self.metrics.count_step(
+            StepKind.PREFILL if plan.is_prefill else StepKind.DECODE,
+            rows=len(plan.sequences),
+            tokens=sum(plan.token_counts),
+            width=max(plan.token_counts),
+            seconds=elapsed_s,
+        )
         for row, (sequence, count) in enumerate(
             zip(plan.sequences, plan.token_counts, strict=True)
         ):
@@ -247,12 +261,26 @@ class EngineCore:
         last = output.last(delta)
         assert last.finish_reason is not None
         self._scheduler.finish(sequence, last.finish_reason)
+        self._set_gauges()
         output.emit(last)
 
     def _fail(self, sequences: Ordered[Sequence], error: EdgeRuntimeError) -> None:
         for sequence in sequences:
             self._scheduler.finish(sequence, FinishReason.ERROR)
-            self._outputs.pop(sequence.id).emit(error)
+            self._set_gauges()
+            self._outputs.pop(sequence.id).fail(error)
+
+    def _set_gauges(self) -> None:
+        scheduler = self._scheduler
+        running = len(scheduler.running)
+        self.metrics.set_gauges(
+            Gauges(
+                slots=self._options.slots,
+                running=running,
+                waiting=len(scheduler.unfinished) - running,
+                cache_tokens=scheduler.held_tokens,
+            )
+        )
 
     def _checked_prompt(self, prompt_ids: Ordered[int]) -> tuple[int, ...]:
         if isinstance(prompt_ids, str):
@@ -280,6 +308,7 @@ class EngineCore:
         """Bring the shared prefix into the slot, and give back what lies past it."""
         sequence = admission.sequence
         assert sequence.slot is not None
+        self._outputs[sequence.id].count_admission(copied=admission.copied_from is not None)
         if admission.copied_from is not None:
             with self._in_use:
                 if self._cache is not None:

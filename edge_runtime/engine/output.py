@@ -12,6 +12,7 @@ from dataclasses import replace
 import numpy as np
 from numpy.typing import NDArray
 
+from edge_runtime.engine.metrics import EngineMetrics
 from edge_runtime.engine.request import Delta, FinishReason, Usage
 from edge_runtime.engine.sequence import Sequence
 from edge_runtime.engine.text_stream import TextStream
@@ -32,6 +33,7 @@ class RequestOutput:
         vocabulary_size: V of the logits.
         end_tokens: the model's own.
         context_length: tokens at which the context is full.
+        metrics: where its tokens and times are counted.
 
     Raises:
         InvalidParameterError: the parameters name a token outside the vocabulary.
@@ -46,19 +48,31 @@ class RequestOutput:
         vocabulary_size: int,
         end_tokens: frozenset[int],
         context_length: int,
+        metrics: EngineMetrics,
     ) -> None:
         self.emit = emit
         self._sequence = sequence
         self._end_tokens = end_tokens
         self._context_length = context_length
+        self._metrics = metrics
         self._sampler = Sampler(
             sequence.params, prompt_token_ids=sequence.prompt, vocabulary_size=vocabulary_size
         )
         self._text = TextStream(tokenizer, sequence.params)
         self._started_s = time.perf_counter()
         self._ttft_s = 0.0
+        self._last_token_s = 0.0
         self._prefill_s = 0.0
         self._decode_s = 0.0
+
+    def count_admission(self, *, copied: bool) -> None:
+        """Count that the request was given a slot, with part of its prompt copied into it or not."""
+        self._metrics.count_admission(
+            queue_s=time.perf_counter() - self._started_s,
+            prompt_tokens=len(self._sequence.prompt),
+            cached_tokens=self._sequence.cached_tokens,
+            copied=copied,
+        )
 
     def count_step(self, elapsed_s: float, *, is_prefill: bool) -> None:
         """Count a step's seconds."""
@@ -82,8 +96,7 @@ class RequestOutput:
         """
         sequence, params = self._sequence, self._sequence.params
         sampled = self._sampler.sample(logits)
-        if not sequence.completion_tokens:
-            self._ttft_s = time.perf_counter() - self._started_s
+        self._count_token()
         token = sampled.token_id
         sequence.tokens.append(token)
         logprobs = () if sampled.logprob is None else (sampled.logprob,)
@@ -99,6 +112,11 @@ class RequestOutput:
         ):
             reason = FinishReason.LENGTH
         return Delta(text, (token,), logprobs, reason)
+
+    def fail(self, error: EdgeRuntimeError) -> None:
+        """Pass on that the request has failed."""
+        self._metrics.count_finish(FinishReason.ERROR, time_per_token_s=None)
+        self.emit(error)
 
     def last(self, delta: Delta) -> Delta:
         """``delta``, which ends the answer, with the text that was held back and the usage."""
@@ -117,4 +135,20 @@ class RequestOutput:
             prefill_s=self._prefill_s,
             decode_s=self._decode_s,
         )
+        assert reason is not None
+        self._metrics.count_finish(reason, time_per_token_s=self._time_per_token_s())
         return replace(delta, text=text, finish_reason=reason, usage=usage)
+
+    def _count_token(self) -> None:
+        now_s = time.perf_counter()
+        if self._sequence.completion_tokens:
+            self._metrics.count_next_token(now_s - self._last_token_s)
+        else:
+            self._ttft_s = now_s - self._started_s
+            self._metrics.count_first_token(self._ttft_s)
+        self._last_token_s = now_s
+
+    def _time_per_token_s(self) -> float | None:
+        gaps = self._sequence.completion_tokens - 1
+        first_s = self._started_s + self._ttft_s
+        return (self._last_token_s - first_s) / gaps if gaps > 0 else None

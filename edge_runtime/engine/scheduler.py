@@ -94,7 +94,10 @@ class Scheduler:
     @property
     def held_tokens(self) -> int:
         """Tokens in the cache, of running sequences and of what finished ones left."""
-        return sum(len(slot.held) for slot in self._slots)
+        return sum(
+            len(slot.warm_tokens) if slot.sequence is None else slot.sequence.held_tokens
+            for slot in self._slots
+        )
 
     def schedule(self) -> StepPlan | None:
         """The next step, or None when there is nothing to do."""
