@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import queue
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from types import TracebackType
 
 from edge_runtime.engine.core import EngineCore
@@ -16,6 +16,8 @@ from edge_runtime.engine.sequence import Sequence as EngineSequence
 from edge_runtime.errors import RunError
 from edge_runtime.generation.params import SamplingParams
 
+Listener = Callable[[Delta | Exception], None]
+
 # A wait without a limit cannot be interrupted by Ctrl-C on every system.
 _POLL_S = 0.5
 
@@ -23,16 +25,22 @@ _POLL_S = 0.5
 class RequestHandle:
     """One request: iterate it for its deltas; iterating raises the request's error if it fails.
 
-    Iterating again goes on where the last time ended, and ends at once when all was read.
+    Iterating again goes on where the last time ended, and ends at once when all was read. With a
+    listener there is nothing to iterate.
     """
 
     def __init__(
-        self, engine: EngineCore, prompt_ids: Sequence[int], params: SamplingParams | None
+        self,
+        engine: EngineCore,
+        prompt_ids: Sequence[int],
+        params: SamplingParams | None,
+        listener: Listener | None = None,
     ) -> None:
         self._engine = engine
         self._prompt_ids = prompt_ids
         self._params = params
         self._deltas: queue.SimpleQueue[Delta | Exception] = queue.SimpleQueue()
+        self._listener = listener or self._deltas.put
         self._sequence: EngineSequence | None = None
         self._cancel_requested = False
         self.finished = False
@@ -74,8 +82,8 @@ class RequestHandle:
             self._engine.cancel(self._sequence)
 
     def put(self, delta: Delta | Exception) -> None:
-        """Pass a delta or an error to whoever iterates."""
-        self._deltas.put(delta)
+        """Pass a delta or an error to whoever iterates or listens."""
+        self._listener(delta)
         self.finished = isinstance(delta, Exception) or delta.finish_reason is not None
 
 
@@ -98,15 +106,25 @@ class EngineDriver:
         self._thread.start()
 
     def submit(
-        self, prompt_ids: Sequence[int], params: SamplingParams | None = None
+        self,
+        prompt_ids: Sequence[int],
+        params: SamplingParams | None = None,
+        *,
+        listener: Listener | None = None,
     ) -> RequestHandle:
         """Queue a request; one that the engine refuses raises when its handle is iterated.
+
+        Args:
+            prompt_ids, params: as :meth:`EngineCore.submit`.
+            listener: called in the engine's thread with each delta, or with the error that ends
+                the request, instead of keeping them for who iterates: for callers that cannot
+                wait in a thread, such as an event loop. It must not raise, and be quick.
 
         Raises:
             RunError: the driver is closed, its thread has failed, or this is a forked process,
                 which has no such thread.
         """
-        handle = RequestHandle(self._engine, prompt_ids, params)
+        handle = RequestHandle(self._engine, prompt_ids, params, listener)
         with self._queueing:
             if self._closed or not self._thread.is_alive():
                 raise RunError("the engine's thread has ended")

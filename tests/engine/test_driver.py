@@ -11,7 +11,7 @@ from support.scripted_engine import GREEDY, TOKENIZER, answering, make_engine
 
 from edge_runtime.engine.driver import EngineDriver, RequestHandle
 from edge_runtime.engine.engine import Engine
-from edge_runtime.engine.request import FinishReason
+from edge_runtime.engine.request import Delta, FinishReason
 from edge_runtime.errors import EmptyPromptError, RunError
 from edge_runtime.testing import ScriptedRunner
 
@@ -30,6 +30,27 @@ def test_a_request_that_cannot_be_raises_where_it_is_read() -> None:
         with pytest.raises(EmptyPromptError):
             list(driver.submit([], GREEDY))
         assert list(driver.submit(TOKENIZER.encode("hi"), GREEDY))
+
+
+def test_a_listener_gets_the_deltas_instead_of_who_iterates() -> None:
+    engine, _ = make_engine(answering("hi", "hello"))
+    heard: list[Delta | Exception] = []
+    done = threading.Event()
+
+    def listen(delta: Delta | Exception) -> None:
+        heard.append(delta)
+        if isinstance(delta, Exception) or delta.finish_reason is not None:
+            done.set()
+
+    with EngineDriver(engine) as driver:
+        handle = driver.submit(TOKENIZER.encode("hi"), GREEDY, listener=listen)
+        assert done.wait(10)
+        assert list(handle) == []
+        assert "".join(d.text for d in heard if isinstance(d, Delta)) == "hello"
+        done.clear()
+        driver.submit([], GREEDY, listener=listen)
+        assert done.wait(10)
+    assert isinstance(heard[-1], EmptyPromptError)
 
 
 def endless(seen: Sequence[int]) -> int:
