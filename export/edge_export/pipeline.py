@@ -14,6 +14,7 @@ import onnx
 
 from edge_export.architectures.registry import read_spec
 from edge_export.architectures.spec import DecoderSpec
+from edge_export.genai import genai_config, write_genai
 from edge_export.graph.decoder import build_decoder
 from edge_export.quantize.calibration import Calibration
 from edge_export.quantize.calibration_text import calibration_windows
@@ -130,8 +131,15 @@ def export_gguf(
                 calibration=calibration,
                 on_tensor=_tensor_progress(checkpoint, report),
             )
-            _write_graph(spec, weights, directory)
+            model = _write_graph(spec, weights, directory)
             _write_tokenizer(tokenizer, directory)
+            dimensions = _dimensions(spec)
+            tokenizer_entry = TokenizerEntry(
+                end_token_ids=tokenizer.end_token_ids,
+                bos_token_id=tokenizer.bos_token_id,
+                add_bos=tokenizer.add_bos,
+            )
+            write_genai(directory, model, genai_config(dimensions, tokenizer_entry))
             report(ExportProgress("checking", 1, 1))
             manifest = Manifest(
                 schema_version=SCHEMA_VERSION,
@@ -139,12 +147,8 @@ def export_gguf(
                 architecture=spec.architecture,
                 producer=f"edge-runtime {__version__}",
                 license=_text(checkpoint, "general.license"),
-                dimensions=_dimensions(spec),
-                tokenizer=TokenizerEntry(
-                    end_token_ids=tokenizer.end_token_ids,
-                    bos_token_id=tokenizer.bos_token_id,
-                    add_bos=tokenizer.add_bos,
-                ),
+                dimensions=dimensions,
+                tokenizer=tokenizer_entry,
                 graphs=(
                     GraphEntry(
                         file=GRAPH_NAME,
@@ -196,10 +200,11 @@ def _calibration(
     return Calibration(spec, weights, windows, on_layer=on_layer)
 
 
-def _write_graph(spec: DecoderSpec, weights: DecoderWeights, directory: Path) -> None:
+def _write_graph(spec: DecoderSpec, weights: DecoderWeights, directory: Path) -> onnx.ModelProto:
     with WeightsFile(directory / WEIGHTS_NAME) as file:
         model = build_decoder(spec, weights, file)
     onnx.save_model(model, str(directory / GRAPH_NAME))
+    return model
 
 
 def _write_tokenizer(tokenizer: TokenizerFiles, directory: Path) -> None:
