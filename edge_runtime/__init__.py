@@ -6,11 +6,14 @@ onnxruntime.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
-
 from edge_runtime._version import __version__
 
+# Not typing's: importing that takes longer than all else here, and a Ctrl-C meanwhile would find
+# nobody to take it.
+TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from typing import Any
+
     from edge_runtime.bundle import Bundle
     from edge_runtime.engine.engine import Engine, EngineOptions
     from edge_runtime.engine.request import Completion, Delta, FinishReason, TokenDelta, Usage

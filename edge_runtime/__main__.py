@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from edge_runtime.cli.main import entry_point
+from edge_runtime.cli.entry import run_program
 
 if __name__ == "__main__":
-    entry_point()
+    run_program()

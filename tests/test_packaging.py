@@ -78,7 +78,7 @@ def test_the_base_install_forces_no_onnxruntime_distribution(wheel: zipfile.ZipF
 
 def test_the_wheel_installs_the_command(wheel: zipfile.ZipFile):
     (name,) = [n for n in wheel.namelist() if n.endswith("/entry_points.txt")]
-    assert b"edge-runtime = edge_runtime.cli.main:entry_point" in wheel.read(name)
+    assert b"edge-runtime = edge_runtime.cli.entry:run_program" in wheel.read(name)
 
 
 def test_every_file_parses_as_the_oldest_supported_python():

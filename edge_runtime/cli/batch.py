@@ -14,28 +14,18 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType, TracebackType
-from typing import TYPE_CHECKING
 
 from edge_runtime.batch_file import BatchLine, index_input, read_lines
 from edge_runtime.batch_output import BatchOutput, is_failure, open_output
 from edge_runtime.cli.batch_progress import BatchProgress
 from edge_runtime.cli.main import INTERRUPTED
-from edge_runtime.cli.reporting import Reporter
+from edge_runtime.cli.session import add_model_argument, add_running_arguments, open_session
 from edge_runtime.engine.memory_plan import parse_bytes
 from edge_runtime.errors import InvalidParameterError
-from edge_runtime.file_hash import RememberedHashes
-from edge_runtime.providers.memory_advice import keep_heap_small
-from edge_runtime.store.home import Home
-from edge_runtime.store.names import RECIPES
-from edge_runtime.store.resolve import ensure_bundle
 from edge_runtime.typed_data import encode
-
-if TYPE_CHECKING:
-    from edge_runtime.engine.engine import Engine
 
 DEFAULT_SLOTS = 4
 
@@ -62,11 +52,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
         "Exit code 0: every line has its answer, an error where it cannot be answered. "
         "Ctrl-C ends the run with 130; the same command goes on from there."
     )
-    parser.add_argument(
-        "model",
-        metavar="MODEL",
-        help="a bundle directory, a .gguf file, or a name in the store; NAME:int4 names a recipe",
-    )
+    add_model_argument(parser)
     parser.add_argument(
         "input",
         metavar="INPUT",
@@ -76,24 +62,17 @@ def configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "output", metavar="OUTPUT", type=Path, help="answers; one that is there is gone on with"
     )
-    parser.add_argument(
+    running = add_running_arguments(parser)
+    running.add_argument(
         "--slots",
         type=int,
         default=DEFAULT_SLOTS,
         metavar="N",
         help=f"sequences that the engine runs together (default: {DEFAULT_SLOTS})",
     )
-    parser.add_argument(
+    running.add_argument(
         "--parallel", type=int, metavar="N", help="requests handed to the engine (default: slots)"
     )
-    parser.add_argument("--context", type=int, metavar="N", help="tokens that a text may hold")
-    parser.add_argument(
-        "--memory-cap",
-        metavar="SIZE",
-        help="most memory to hold, such as 300M; chunk, slots and context give way to it",
-    )
-    parser.add_argument("--threads", type=int, metavar="N", help="default: what the CPU gives")
-    parser.add_argument("--quant", choices=RECIPES, help="the recipe of a .gguf file's export")
     parser.add_argument(
         "--force", action="store_true", help="keep answers in OUTPUT to what is not in INPUT"
     )
@@ -122,16 +101,11 @@ def run(arguments: argparse.Namespace) -> int:
 
 def _answer_all(arguments: argparse.Namespace, output: BatchOutput, tally: Tally) -> None:
     from edge_runtime.batch_run import BatchRun
-    from edge_runtime.engine.driver import EngineDriver
 
     parallel = min(arguments.parallel or arguments.slots, tally.requests - tally.answered_before)
     lines = _unanswered(arguments.input, output)
-    with (
-        _open_engine(arguments) as engine,
-        EngineDriver(engine) as driver,
-        _Interruption() as asked,
-    ):
-        run = BatchRun(engine, driver, lines, parallel=parallel)
+    with open_session(arguments, slots=arguments.slots) as session, _Interruption() as asked:
+        run = BatchRun(session.engine, session.driver, lines, parallel=parallel)
         started_s = time.perf_counter()
         with BatchProgress(tally.requests, tally.answered_before) as progress:
             for answer in run.answers():
@@ -160,28 +134,6 @@ def _unanswered(path: Path, output: BatchOutput) -> Iterator[BatchLine]:
     answered = output.held.answered
     known = len(answered)  # lines that were added since are a later run's
     return (n for n in read_lines(path) if n.number < known and not answered[n.number])
-
-
-@contextmanager
-def _open_engine(arguments: argparse.Namespace) -> Iterator[Engine]:
-    """Find the bundle (exporting it on first use) and load it."""
-    keep_heap_small()
-    home = Home.find()
-    with Reporter() as report:
-        bundle = ensure_bundle(arguments.model, quant=arguments.quant, report=report, home=home)
-    from edge_runtime.engine.engine import Engine, EngineOptions
-
-    cap = arguments.memory_cap
-    options = EngineOptions(
-        context_length=arguments.context,
-        threads=arguments.threads,
-        slots=arguments.slots,
-        memory_cap_bytes=None if cap is None else parse_bytes(cap),
-    )
-    with Engine.load(bundle, options, hash_file=RememberedHashes(home.hashes)) as engine:
-        if engine.memory_plan is not None and engine.memory_plan.steps:
-            _say(f"to stay under {cap}: {', '.join(engine.memory_plan.steps)}")
-        yield engine
 
 
 class _Interruption:

@@ -10,16 +10,15 @@ from edge_runtime.cli.chat_input import Piped, Typed, read_message
 from edge_runtime.cli.conversation import Conversation
 from edge_runtime.cli.generation import (
     Answer,
-    Session,
     add_arguments,
     chosen_params,
-    open_session,
     sampling_overrides,
     statistics,
     stream_answer,
     terminal_writer,
 )
 from edge_runtime.cli.main import INTERRUPTED
+from edge_runtime.cli.session import Session, open_session
 from edge_runtime.cli.standard_input import require_valid_unicode
 from edge_runtime.engine.request import FinishReason
 from edge_runtime.errors import ChatTemplateError, PromptTooLongError

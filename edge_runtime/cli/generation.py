@@ -1,4 +1,4 @@
-"""What `run` and `chat` share: arguments, a loaded engine, and an answer that streams.
+"""What `run` and `chat` share: how tokens are chosen, an answer that streams, and what it took.
 
 Knows the engine's driver; knows no prompt and no conversation.
 """
@@ -7,26 +7,16 @@ from __future__ import annotations
 
 import argparse
 import sys
-import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from edge_runtime.cli.reporting import Reporter
+from edge_runtime.cli.session import Session, add_model_argument, add_running_arguments
 from edge_runtime.cli.tables import pairs
-from edge_runtime.engine.memory_plan import parse_bytes
 from edge_runtime.engine.request import ChosenLogprob, FinishReason, Usage
-from edge_runtime.file_hash import RememberedHashes
-from edge_runtime.providers.memory_advice import keep_heap_small
-from edge_runtime.store.home import Home
-from edge_runtime.store.names import RECIPES
 from edge_runtime.store.progress import format_bytes
-from edge_runtime.store.resolve import ensure_bundle
 
 if TYPE_CHECKING:
-    from edge_runtime.engine.driver import EngineDriver
-    from edge_runtime.engine.engine import Engine
     from edge_runtime.generation.params import SamplingParams
 
 # What the command line samples with where the model's makers advise nothing (GGUF files have no
@@ -42,15 +32,6 @@ _CONTROLS = dict.fromkeys(
 
 
 @dataclass(frozen=True)
-class Session:
-    """A loaded engine in a thread of its own, and what loading took in seconds."""
-
-    engine: Engine
-    driver: EngineDriver
-    load_s: float
-
-
-@dataclass(frozen=True)
 class Answer:
     """What was generated; ``usage`` is None where generation ended before it began."""
 
@@ -62,11 +43,7 @@ class Answer:
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the arguments that choose a model, how it runs and how tokens are chosen."""
-    parser.add_argument(
-        "model",
-        metavar="MODEL",
-        help="a bundle directory, a .gguf file, or a name in the store; NAME:int4 names a recipe",
-    )
+    add_model_argument(parser)
     parser.add_argument("--system", metavar="TEXT", help="the system message")
     common = ", ".join(f"{name} {value}" for name, value in _SAMPLING_WITHOUT_ADVICE.items())
     sampling = parser.add_argument_group(
@@ -88,15 +65,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     sampling.add_argument(
         "--ignore-eos", action="store_true", help="go on after the model's end token"
     )
-    running = parser.add_argument_group("running")
-    running.add_argument("--context", type=int, metavar="N", help="tokens that a text may hold")
-    running.add_argument(
-        "--memory-cap",
-        metavar="SIZE",
-        help="most memory to hold, such as 300M; chunk and context give way to it",
-    )
-    running.add_argument("--threads", type=int, metavar="N", help="default: what the CPU gives")
-    running.add_argument("--quant", choices=RECIPES, help="the recipe of a .gguf file's export")
+    running = add_running_arguments(parser)
     running.add_argument(
         "--verbose", action="store_true", help="times, speeds and memory on stderr afterwards"
     )
@@ -134,36 +103,6 @@ def chosen_params(session: Session, overrides: dict[str, Any]) -> SamplingParams
         said = {name: value for name, value in overrides.items() if value is not None}
         overrides = overrides | _SAMPLING_WITHOUT_ADVICE | said
     return session.engine.default_params(**overrides)
-
-
-@contextmanager
-def open_session(arguments: argparse.Namespace) -> Iterator[Session]:
-    """Find the bundle (exporting it on first use), load it, and run its engine in a thread.
-
-    Raises:
-        EdgeRuntimeError: as `ensure_bundle` and the engine's loading.
-    """
-    keep_heap_small()
-    cap = arguments.memory_cap
-    cap_bytes = None if cap is None else parse_bytes(cap)
-    home = Home.find()
-    with Reporter() as report:
-        bundle = ensure_bundle(arguments.model, quant=arguments.quant, report=report, home=home)
-    started_s = time.perf_counter()
-    from edge_runtime.engine.driver import EngineDriver
-    from edge_runtime.engine.engine import Engine, EngineOptions
-
-    options = EngineOptions(
-        context_length=arguments.context,
-        threads=arguments.threads,
-        memory_cap_bytes=cap_bytes,
-    )
-    hashes = RememberedHashes(home.hashes)
-    with Engine.load(bundle, options, hash_file=hashes) as engine, EngineDriver(engine) as driver:
-        if engine.memory_plan is not None and engine.memory_plan.steps:
-            steps = ", ".join(engine.memory_plan.steps)
-            print(f"to stay under {cap}: {steps}", file=sys.stderr)
-        yield Session(engine, driver, time.perf_counter() - started_s)
 
 
 def stream_answer(

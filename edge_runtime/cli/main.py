@@ -15,6 +15,7 @@ import errno
 import gc
 import importlib
 import os
+import signal
 import sys
 from collections.abc import Sequence
 from typing import NoReturn, Protocol, cast
@@ -76,6 +77,9 @@ def entry_point() -> NoReturn:
         # interpreter would try once more at its end, and complain.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         code = code or 1
+    # All is said: a Ctrl-C while the interpreter closes down would only add its traceback.
+    if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
+        signal.signal(signal.SIGINT, signal.SIG_DFL)
     sys.exit(code)
 
 

@@ -9,10 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 from edge_runtime.cli.generation import (
     Answer,
-    Session,
     add_arguments,
     chosen_params,
-    open_session,
     sampling_overrides,
     statistics,
     stream_answer,
@@ -20,6 +18,7 @@ from edge_runtime.cli.generation import (
     timings,
 )
 from edge_runtime.cli.main import INTERRUPTED
+from edge_runtime.cli.session import Session, open_session
 from edge_runtime.cli.standard_input import read_piped_text, require_valid_unicode
 from edge_runtime.engine.request import FinishReason, TokenLogprob
 from edge_runtime.errors import EmptyPromptError, UsageError

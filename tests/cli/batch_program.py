@@ -93,7 +93,7 @@ def installed(script: Script) -> Iterator[None]:
 
     with (
         patch.object(Engine, "load", script.load),
-        patch("edge_runtime.cli.batch.ensure_bundle", ensure),
+        patch("edge_runtime.cli.session.ensure_bundle", ensure),
     ):
         yield
 

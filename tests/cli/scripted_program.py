@@ -162,7 +162,7 @@ def installed(script: Script) -> Iterator[None]:
     with (
         patch("edge_runtime.engine.engine.Engine", engine),
         patch("edge_runtime.engine.driver.EngineDriver", ScriptedDriver),
-        patch("edge_runtime.cli.generation.ensure_bundle", ensure),
+        patch("edge_runtime.cli.session.ensure_bundle", ensure),
     ):
         yield
 

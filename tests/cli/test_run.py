@@ -344,3 +344,15 @@ def test_a_bar_is_not_imported_for_an_answer():
         stdin=subprocess.DEVNULL, capture_output=True, text=True, check=True,
     )  # fmt: skip
     assert result.stdout == "Hello there.\n[]\n"
+
+
+@pytest.mark.parametrize("command", [["run", "m", "Hi"], ["chat", "m"], ["plan", "m"]])
+def test_a_cap_that_is_no_size_is_refused_before_an_export_starts(
+    command: list[str], script: Script, monkeypatch: pytest.MonkeyPatch, capsys
+):
+    def export(*args: object, **kwargs: object) -> Path:
+        pytest.fail("it began to export")
+
+    monkeypatch.setattr("edge_runtime.cli.session.ensure_bundle", export)
+    assert main([*command, "--memory-cap", "much"]) == 2
+    assert "'much' is not a size" in capsys.readouterr().err

@@ -1,0 +1,131 @@
+"""What every command that runs a model shares: the options of running it, and opening its engine.
+
+Finds the bundle (exporting it on first use), loads it, and says on stderr what gave way to memory.
+Knows no prompt and no sampling.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from edge_runtime.cli.reporting import Reporter
+from edge_runtime.engine.memory_plan import parse_bytes
+from edge_runtime.file_hash import RememberedHashes
+from edge_runtime.providers.memory_advice import keep_heap_small
+from edge_runtime.store.home import Home
+from edge_runtime.store.names import RECIPES
+from edge_runtime.store.resolve import ensure_bundle
+
+if TYPE_CHECKING:
+    from edge_runtime.engine.driver import EngineDriver
+    from edge_runtime.engine.engine import Engine
+
+
+@dataclass(frozen=True)
+class OpenedEngine:
+    """A loaded engine, and what loading took in seconds."""
+
+    engine: Engine
+    load_s: float
+
+
+@dataclass(frozen=True)
+class Session:
+    """A loaded engine in a thread of its own, and what loading took in seconds."""
+
+    engine: Engine
+    driver: EngineDriver
+    load_s: float
+
+
+def add_model_argument(parser: argparse.ArgumentParser) -> None:
+    """Add MODEL."""
+    parser.add_argument(
+        "model",
+        metavar="MODEL",
+        help="a bundle directory, a .gguf file, or a name in the store; NAME:int4 names a recipe",
+    )
+
+
+def add_running_arguments(parser: argparse.ArgumentParser) -> argparse._ArgumentGroup:
+    """Add how a model runs; gives the group, for what a command adds of its own."""
+    running = parser.add_argument_group("running")
+    running.add_argument("--context", type=int, metavar="N", help="tokens that a text may hold")
+    running.add_argument(
+        "--memory-cap",
+        metavar="SIZE",
+        help="most memory to hold, such as 300M; chunk, slots and context give way to it",
+    )
+    running.add_argument("--threads", type=int, metavar="N", help="default: what the CPU gives")
+    running.add_argument("--quant", choices=RECIPES, help="the recipe of a .gguf file's export")
+    return running
+
+
+@contextmanager
+def open_engine(
+    arguments: argparse.Namespace, *, slots: int = 1, chunk_size: int | None = None
+) -> Iterator[OpenedEngine]:
+    """Find the bundle, load it, and close it at the end.
+
+    Args:
+        arguments: those of `add_model_argument` and `add_running_arguments`.
+        slots: sequences that run at the same time.
+        chunk_size: most prompt tokens in a step; None is the engine's own choice.
+
+    Raises:
+        EdgeRuntimeError: as `ensure_bundle` and the engine's loading. A cap that is no size is
+            refused before anything slow is done.
+    """
+    cap_bytes = _cap_bytes(arguments)
+    bundle = _bundle(arguments)
+    from edge_runtime.engine.engine import Engine, EngineOptions
+
+    chunk = {} if chunk_size is None else {"chunk_size": chunk_size}
+    options = EngineOptions(
+        context_length=arguments.context,
+        threads=arguments.threads,
+        slots=slots,
+        memory_cap_bytes=cap_bytes,
+        **chunk,
+    )
+    hashes = RememberedHashes(Home.find().hashes)
+    started_s = time.perf_counter()
+    with Engine.load(bundle, options, hash_file=hashes) as engine:
+        load_s = time.perf_counter() - started_s
+        if engine.memory_plan is not None and engine.memory_plan.steps:
+            steps = ", ".join(engine.memory_plan.steps)
+            print(f"to stay under {arguments.memory_cap}: {steps}", file=sys.stderr, flush=True)
+        yield OpenedEngine(engine, load_s)
+
+
+@contextmanager
+def open_session(arguments: argparse.Namespace, *, slots: int = 1) -> Iterator[Session]:
+    """As `open_engine`, with the engine in a thread of its own.
+
+    Raises:
+        EdgeRuntimeError: as `open_engine`.
+    """
+    with open_engine(arguments, slots=slots) as opened:
+        from edge_runtime.engine.driver import EngineDriver
+
+        with EngineDriver(opened.engine) as driver:
+            yield Session(opened.engine, driver, opened.load_s)
+
+
+def _cap_bytes(arguments: argparse.Namespace) -> int | None:
+    return None if arguments.memory_cap is None else parse_bytes(arguments.memory_cap)
+
+
+def _bundle(arguments: argparse.Namespace) -> Path:
+    keep_heap_small()
+    with Reporter() as report:
+        return ensure_bundle(
+            arguments.model, quant=arguments.quant, report=report, home=Home.find()
+        )
