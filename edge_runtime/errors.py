@@ -18,6 +18,7 @@ EdgeRuntimeError
 ├── ChatTemplateError        the model's template is broken, or refused the conversation
 ├── ProviderError            no onnxruntime, or no execution provider that runs the graph
 ├── RunError                 onnxruntime failed inside a step
+├── QueueFullError           as many requests wait as may; try again later
 └── DownloadError            pull could not bring a model
 
 Knows no other module: foreign exceptions are translated where they are caught, once, with
@@ -138,6 +139,23 @@ class ProviderError(EdgeRuntimeError):
 
 class RunError(EdgeRuntimeError):
     """onnxruntime failed inside a step."""
+
+
+class QueueFullError(EdgeRuntimeError):
+    """As many requests wait as may.
+
+    Args:
+        waiting: requests that wait.
+        max_waiting: how many may.
+    """
+
+    def __init__(self, waiting: int, max_waiting: int) -> None:
+        super().__init__(
+            f"{waiting} requests wait already, and {max_waiting} may",
+            hint="try again later, or raise max_waiting",
+        )
+        self.waiting = waiting
+        self.max_waiting = max_waiting
 
 
 class DownloadError(EdgeRuntimeError):

@@ -6,8 +6,6 @@ Token ids in, deltas out. Knows no prompt in words, no chat template and no bund
 
 from __future__ import annotations
 
-import operator
-import threading
 import time
 from collections.abc import Sequence as Ordered
 from types import TracebackType
@@ -17,29 +15,24 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edge_runtime.bundle import Manifest
+from edge_runtime.engine.admission import TokenBudget
+from edge_runtime.engine.executor import Executor, engine_closed
 from edge_runtime.engine.kv_cache import KVCache
 from edge_runtime.engine.memory import MemoryReport, process_memory
 from edge_runtime.engine.metrics import EngineMetrics, Gauges, StepKind
-from edge_runtime.engine.model_runner import ModelRunner, RunTerminatedError, StepInput
-from edge_runtime.engine.options import EngineOptions
+from edge_runtime.engine.model_runner import ModelRunner, RunTerminatedError
+from edge_runtime.engine.options import AdmissionMode, EngineOptions
 from edge_runtime.engine.output import Emit, RequestOutput
+from edge_runtime.engine.prompt_check import checked_prompt
 from edge_runtime.engine.request import Delta, FinishReason
-from edge_runtime.engine.scheduler import Admission, Scheduler, StepPlan
+from edge_runtime.engine.scheduler import Scheduler, StepPlan
 from edge_runtime.engine.sequence import Phase, Sequence
+from edge_runtime.engine.slots import Admission
 from edge_runtime.engine.step_input import planned_input
-from edge_runtime.errors import (
-    EdgeRuntimeError,
-    EmptyPromptError,
-    InvalidParameterError,
-    PromptTooLongError,
-    RunError,
-)
+from edge_runtime.errors import EdgeRuntimeError, QueueFullError, RunError
 from edge_runtime.generation.params import SamplingParams, sampling_params
 from edge_runtime.providers.memory_advice import MappedFiles
 from edge_runtime.text.tokenizer import Tokenizer
-
-# Each token maps some 64 KiB of the embedding; dropping them takes under a millisecond.
-_DROP_EVERY_TOKENS = 32
 
 Core = TypeVar("Core", bound="EngineCore")
 
@@ -74,21 +67,27 @@ class EngineCore:
     ) -> None:
         self.manifest = manifest
         self.tokenizer = tokenizer
+        if options.cache_tokens is not None:
+            # One request alone must always fit.
+            context_length = min(context_length, options.cache_tokens)
         self.context_length = context_length
         self.metrics = EngineMetrics()
         self._options = options
-        self._runner = runner
-        self._cache = cache
-        self._mapped_weights = mapped_weights
-        self._tokens_since_drop = 0
-        self._scheduler = Scheduler(slots=options.slots, chunk_size=options.chunk_size)
+        self._executor = Executor(runner, cache, mapped_weights)
+        self._scheduler = Scheduler(
+            slots=options.slots,
+            chunk_size=options.chunk_size,
+            budget=TokenBudget(
+                options.cache_tokens,
+                context_length=context_length,
+                mode=AdmissionMode(options.admission),
+            ),
+            max_waiting=options.max_waiting,
+        )
         self._outputs: dict[int, RequestOutput] = {}
         self._stepping: tuple[Sequence, ...] = ()
         self._end_tokens = frozenset(manifest.tokenizer.end_token_ids)
         self._closed = False
-        # Held by whoever uses the session or the cache's memory, so that closing waits for a run in
-        # another thread instead of taking the memory from under it.
-        self._in_use = threading.Lock()
 
     def close(self) -> None:
         """Let the session and the cache go; a run in another thread is stopped first.
@@ -98,17 +97,8 @@ class EngineCore:
         """
         self._closed = True
         if self._stepping:
-            self._runner.terminate()
-        with self._in_use:
-            if self._mapped_weights is not None:
-                with self._mapped_weights.closing():
-                    self._runner.close()
-            else:
-                self._runner.close()
-            if self._cache is not None:
-                self._cache.close()
-                self._cache = None
-            self._mapped_weights = None
+            self._executor.terminate()
+        self._executor.close()
 
     def __enter__(self: Core) -> Core:
         return self
@@ -132,21 +122,35 @@ class EngineCore:
     # What a driver uses
 
     def submit(
-        self, prompt_ids: Ordered[int], params: SamplingParams | None, *, emit: Emit
+        self,
+        prompt_ids: Ordered[int],
+        params: SamplingParams | None,
+        *,
+        emit: Emit,
+        priority: int = 0,
     ) -> Sequence:
         """Queue a request; :meth:`step` works on it and calls ``emit`` for each delta.
 
         ``emit`` gets an error instead when the request fails, and nothing after that or after a
         delta with a finish reason. It must not raise.
 
+        Args:
+            prompt_ids: the prompt.
+            params: None takes :meth:`default_params`.
+            emit: where its deltas go.
+            priority: requests of a higher one start first and are preempted last.
+
         Raises:
             EmptyPromptError, PromptTooLongError, InvalidParameterError: nothing was queued.
+            QueueFullError: as many requests wait as may.
             RunError: the engine is closed.
         """
         if self._closed:
-            raise _closed()
-        sequence = Sequence(self._checked_prompt(prompt_ids), params or self.default_params())
-        self._outputs[sequence.id] = RequestOutput(
+            raise engine_closed()
+        sequence = Sequence(
+            self._checked_prompt(prompt_ids), params or self.default_params(), priority=priority
+        )
+        output = RequestOutput(
             sequence,
             emit=emit,
             tokenizer=self.tokenizer,
@@ -155,7 +159,12 @@ class EngineCore:
             context_length=self.context_length,
             metrics=self.metrics,
         )
-        self._scheduler.add(sequence)
+        try:
+            self._scheduler.add(sequence)
+        except QueueFullError:
+            self.metrics.add(requests_refused=1)
+            raise
+        self._outputs[sequence.id] = output
         self.metrics.add(requests_submitted=1)
         self._set_gauges()
         return sequence
@@ -167,7 +176,7 @@ class EngineCore:
         """
         sequence.cancel_requested = True
         if self._stepping == (sequence,):
-            self._runner.terminate()
+            self._executor.terminate()
 
     @property
     def has_work(self) -> bool:
@@ -183,14 +192,13 @@ class EngineCore:
         self._set_gauges()
         if plan is None:
             return
-        for admission in plan.admitted:
-            self._prepare(admission)
+        self._prepare(plan)
         before_s = time.perf_counter()
         self._stepping = plan.sequences
         try:
             if any(s.cancel_requested for s in plan.sequences):
                 return  # it came too early to be stopped inside the run
-            logits = self._run(planned_input(plan))
+            logits = self._executor.run(planned_input(plan))
         except RunTerminatedError:
             return  # whoever was cancelled is dropped by the next step; others try again
         except RunError as exc:
@@ -203,31 +211,29 @@ class EngineCore:
 
     def reset(self) -> None:
         """Forget what finished sequences left in the cache, and give its pages back."""
-        for slot in self._scheduler.forget_warm_tokens():
-            self._give_back(slot, keep_tokens=0)
+        self._executor.release(self._scheduler.forget_warm_tokens())
 
     def memory(self) -> MemoryReport:
         """What the process and its cache hold now."""
         process = process_memory()
-        cache = self._cache
         tokens = self._scheduler.held_tokens
-        per_token = cache.geometry.token_bytes if cache is not None else 0
         return MemoryReport(
-            process.resident_bytes, process.anonymous_bytes, tokens * per_token, tokens
+            process.resident_bytes,
+            process.anonymous_bytes,
+            tokens * self._executor.token_bytes,
+            tokens,
         )
 
     # One step
 
-    def _run(self, step: StepInput) -> NDArray[np.float32]:
-        with self._in_use:
-            if self._closed:
-                raise _closed()
-            logits = self._runner.run(step)
-            self._tokens_since_drop += int(step.lengths.sum())
-            if self._mapped_weights is not None and self._tokens_since_drop >= _DROP_EVERY_TOKENS:
-                self._mapped_weights.drop_pages()
-                self._tokens_since_drop = 0
-            return logits
+    def _prepare(self, plan: StepPlan) -> None:
+        for sequence in plan.preempted:
+            self._outputs[sequence.id].count_preemption()
+        for change in plan.changes:
+            if isinstance(change, Admission):
+                copied = change.copied_from is not None
+                self._outputs[change.sequence.id].count_admission(copied=copied)
+        self._executor.apply(plan.changes)
 
     def _advance(self, plan: StepPlan, logits: NDArray[np.float32], elapsed_s: float) -> None:
         self.metrics.count_step(
@@ -272,55 +278,20 @@ class EngineCore:
 
     def _set_gauges(self) -> None:
         scheduler = self._scheduler
-        running = len(scheduler.running)
         self.metrics.set_gauges(
             Gauges(
                 slots=self._options.slots,
-                running=running,
-                waiting=len(scheduler.unfinished) - running,
+                running=len(scheduler.running),
+                waiting=scheduler.waiting,
                 cache_tokens=scheduler.held_tokens,
+                reserved_tokens=scheduler.claimed_tokens,
+                budget_tokens=self._options.cache_tokens,
             )
         )
 
     def _checked_prompt(self, prompt_ids: Ordered[int]) -> tuple[int, ...]:
-        if isinstance(prompt_ids, str):
-            raise InvalidParameterError(
-                "the prompt is a text where token ids are taken",
-                hint="use stream() or generate(), or encode_prompt() first",
-            )
-        try:
-            ids = tuple(map(operator.index, prompt_ids))
-        except TypeError as exc:
-            raise InvalidParameterError(f"the prompt is no list of token ids: {exc}") from exc
-        if not ids:
-            raise EmptyPromptError("the prompt is empty", hint="give some text to go on from")
-        if len(ids) > self.context_length:
-            raise PromptTooLongError(len(ids), self.context_length)
-        vocabulary = self.manifest.dimensions.vocabulary_size
-        for token in (min(ids), max(ids)):
-            if not 0 <= token < vocabulary:
-                raise InvalidParameterError(
-                    f"token {token} is outside the model's {vocabulary} tokens"
-                )
-        return ids
-
-    def _prepare(self, admission: Admission) -> None:
-        """Bring the shared prefix into the slot, and give back what lies past it."""
-        sequence = admission.sequence
-        assert sequence.slot is not None
-        self._outputs[sequence.id].count_admission(copied=admission.copied_from is not None)
-        if admission.copied_from is not None:
-            with self._in_use:
-                if self._cache is not None:
-                    tokens = sequence.held_tokens
-                    self._cache.copy(admission.copied_from, sequence.slot, tokens=tokens)
-        self._give_back(sequence.slot, keep_tokens=sequence.held_tokens)
-
-    def _give_back(self, slot: int | None, *, keep_tokens: int) -> None:
-        with self._in_use:
-            if self._cache is not None and slot is not None:
-                self._cache.release(slot, keep_tokens=keep_tokens)
-
-
-def _closed() -> RunError:
-    return RunError("the engine is closed", hint="load the bundle again")
+        return checked_prompt(
+            prompt_ids,
+            context_length=self.context_length,
+            vocabulary_size=self.manifest.dimensions.vocabulary_size,
+        )

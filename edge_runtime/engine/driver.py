@@ -35,10 +35,12 @@ class RequestHandle:
         prompt_ids: Sequence[int],
         params: SamplingParams | None,
         listener: Listener | None = None,
+        priority: int = 0,
     ) -> None:
         self._engine = engine
         self._prompt_ids = prompt_ids
         self._params = params
+        self._priority = priority
         self._deltas: queue.SimpleQueue[Delta | Exception] = queue.SimpleQueue()
         self._listener = listener or self._deltas.put
         self._sequence: EngineSequence | None = None
@@ -73,7 +75,9 @@ class RequestHandle:
     def start(self) -> None:
         """Hand the request to the engine; one that it refuses fails here and nowhere else."""
         try:
-            self._sequence = self._engine.submit(self._prompt_ids, self._params, emit=self.put)
+            self._sequence = self._engine.submit(
+                self._prompt_ids, self._params, emit=self.put, priority=self._priority
+            )
         except Exception as exc:
             self.put(exc)
             return
@@ -111,11 +115,12 @@ class EngineDriver:
         params: SamplingParams | None = None,
         *,
         listener: Listener | None = None,
+        priority: int = 0,
     ) -> RequestHandle:
         """Queue a request; one that the engine refuses raises when its handle is iterated.
 
         Args:
-            prompt_ids, params: as :meth:`EngineCore.submit`.
+            prompt_ids, params, priority: as :meth:`EngineCore.submit`.
             listener: called in the engine's thread with each delta, or with the error that ends
                 the request, instead of keeping them for who iterates: for callers that cannot
                 wait in a thread, such as an event loop. It must not raise, and be quick.
@@ -124,7 +129,7 @@ class EngineDriver:
             RunError: the driver is closed, its thread has failed, or this is a forked process,
                 which has no such thread.
         """
-        handle = RequestHandle(self._engine, prompt_ids, params, listener)
+        handle = RequestHandle(self._engine, prompt_ids, params, listener, priority)
         with self._queueing:
             if self._closed or not self._thread.is_alive():
                 raise RunError("the engine's thread has ended")

@@ -246,9 +246,11 @@ class Engine(EngineCore):
             for start in range(0, len(ids), size):
                 step = scoring_input(ids[start : start + size], held=start)
                 try:
-                    logits = self._run(step)
+                    logits = self._executor.run(step)
                 except RunTerminatedError:
-                    logits = self._run(step)  # a cancel that came when its own run was over
+                    logits = self._executor.run(
+                        step
+                    )  # a cancel that came when its own run was over
                 yield logits[0].copy()
         finally:
             self.reset()

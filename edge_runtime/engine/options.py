@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import numbers
 from dataclasses import dataclass
+from enum import Enum
 
 from edge_runtime.bundle import Manifest
 from edge_runtime.errors import InvalidParameterError
@@ -14,8 +15,18 @@ from edge_runtime.errors import InvalidParameterError
 # Models advertise up to a million tokens. The cache is committed as it is used, but what may be
 # used should be a number that the user chose or that suits a small device.
 DEFAULT_CONTEXT_LENGTH = 8192
-_OPTIONAL_FIELDS = ("context_length", "threads", "memory_cap_bytes")
-_FIELDS = (*_OPTIONAL_FIELDS, "chunk_size", "slots")
+# Each waiting request holds its prompt: some 8 KiB a thousand tokens. Whoever waits behind so many
+# on a small device is better told at once.
+DEFAULT_MAX_WAITING = 512
+_OPTIONAL_FIELDS = ("context_length", "threads", "memory_cap_bytes", "cache_tokens")
+_FIELDS = (*_OPTIONAL_FIELDS, "chunk_size", "slots", "max_waiting")
+
+
+class AdmissionMode(str, Enum):
+    """What is asked of the cache's tokens when a request starts."""
+
+    RESERVE = "reserve"  # prompt and max_tokens, capped by the context
+    OPTIMISTIC = "optimistic"  # the prompt; the youngest yields when tokens run out
 
 
 @dataclass(frozen=True)
@@ -30,9 +41,15 @@ class EngineOptions:
         slots: sequences that run at the same time.
         memory_cap_bytes: most that the process may have resident; chunk, slots and context give
             way to it, in that order. None keeps no account.
+        cache_tokens: tokens that all sequences and warm prefixes together may hold; a sequence
+            holds no more than that. None is slots times context.
+        max_waiting: requests that may wait for a slot; further ones are refused.
+        admission: "reserve" keeps for each request all that it may come to need; "optimistic"
+            starts it with room for its prompt alone, and preempts the youngest of the least urgent
+            when tokens run out: it goes on later, from where it was.
 
     Raises:
-        InvalidParameterError: a value that is not a whole number of at least 1.
+        InvalidParameterError: a value that is not a whole number of at least 1, or no such mode.
     """
 
     context_length: int | None = None
@@ -40,6 +57,9 @@ class EngineOptions:
     threads: int | None = None
     slots: int = 1
     memory_cap_bytes: int | None = None
+    cache_tokens: int | None = None
+    max_waiting: int = DEFAULT_MAX_WAITING
+    admission: AdmissionMode | str = AdmissionMode.RESERVE
 
     def __post_init__(self) -> None:
         for name in _FIELDS:
@@ -51,6 +71,11 @@ class EngineOptions:
                 raise InvalidParameterError(
                     f"{name} is {value!r}", hint="use a whole number, 1 or more"
                 )
+        modes = [mode.value for mode in AdmissionMode]
+        if self.admission not in modes:
+            raise InvalidParameterError(
+                f"admission is {self.admission!r}", hint=f"use {' or '.join(modes)}"
+            )
 
 
 def context_length(manifest: Manifest, asked: int | None) -> int:

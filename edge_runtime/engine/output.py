@@ -62,17 +62,27 @@ class RequestOutput:
         self._started_s = time.perf_counter()
         self._ttft_s = 0.0
         self._last_token_s = 0.0
+        self._preempted = False
         self._prefill_s = 0.0
         self._decode_s = 0.0
 
     def count_admission(self, *, copied: bool) -> None:
-        """Count that the request was given a slot, with part of its prompt copied into it or not."""
+        """Count that the request was given a slot, with part of its tokens copied into it or not."""
+        sequence = self._sequence
+        if self._preempted:
+            self._metrics.add(recomputed_tokens=sequence.pending_tokens)
+            return
         self._metrics.count_admission(
             queue_s=time.perf_counter() - self._started_s,
-            prompt_tokens=len(self._sequence.prompt),
-            cached_tokens=self._sequence.cached_tokens,
+            prompt_tokens=len(sequence.prompt),
+            cached_tokens=sequence.cached_tokens or 0,
             copied=copied,
         )
+
+    def count_preemption(self) -> None:
+        """Count that the request has lost its slot for a while."""
+        self._preempted = True
+        self._metrics.add(preemptions=1)
 
     def count_step(self, elapsed_s: float, *, is_prefill: bool) -> None:
         """Count a step's seconds."""
@@ -129,7 +139,7 @@ class RequestOutput:
         sequence = self._sequence
         usage = Usage(
             prompt_tokens=len(sequence.prompt),
-            cached_tokens=sequence.cached_tokens,
+            cached_tokens=sequence.cached_tokens or 0,
             completion_tokens=sequence.completion_tokens,
             ttft_s=self._ttft_s,
             prefill_s=self._prefill_s,

@@ -7,27 +7,14 @@ never sees an array, a text or a session.
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Sequence as Ordered
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
+from edge_runtime.engine.admission import TokenBudget
 from edge_runtime.engine.request import FinishReason
 from edge_runtime.engine.sequence import Phase, Sequence
-
-# Copying a token's keys and values takes a hundredth of evaluating it, but has a cost of its own.
-_WORTH_COPYING_TOKENS = 16
-
-
-@dataclass(frozen=True)
-class Admission:
-    """A sequence that was given a slot.
-
-    Its first ``held_tokens`` are in that slot already, or in the slot ``copied_from``, from where
-    they are to be copied before the step.
-    """
-
-    sequence: Sequence
-    copied_from: int | None
+from edge_runtime.engine.slots import CacheChange, Slots
+from edge_runtime.engine.waiting import WaitingQueue
 
 
 @dataclass(frozen=True)
@@ -35,56 +22,63 @@ class StepPlan:
     """The work of one step.
 
     ``token_counts`` gives the new tokens of each sequence, all ones in a decode step.
-    ``wants_logits`` is False while a prompt's end is not reached. ``admitted`` are the sequences
-    that have just been given their slots.
+    ``wants_logits`` is False while a prompt's end is not reached. ``changes`` are to be made to the
+    cache before the step, in their order: slots given to sequences, warm prefixes cut. ``preempted``
+    are the sequences that lost their slots to it.
     """
 
     sequences: tuple[Sequence, ...]
     token_counts: tuple[int, ...]
     wants_logits: bool
     is_prefill: bool
-    admitted: tuple[Admission, ...] = ()
-
-
-@dataclass
-class _Slot:
-    """A row of the cache: whose it is, and the tokens it holds from its last sequence."""
-
-    index: int
-    sequence: Sequence | None = None
-    warm_tokens: list[int] = field(default_factory=list)
-
-    @property
-    def held(self) -> list[int]:
-        """The tokens whose keys and values are in the row now."""
-        if self.sequence is None:
-            return self.warm_tokens
-        return self.sequence.tokens[: self.sequence.held_tokens]
+    changes: tuple[CacheChange, ...] = ()
+    preempted: tuple[Sequence, ...] = ()
 
 
 class Scheduler:
-    """First come, first served, over a fixed number of slots.
+    """The most urgent first, and of those the earliest, over a fixed number of slots.
 
     Args:
         slots: rows of the cache.
         chunk_size: most prompt tokens in one step.
+        budget: tokens that the cache may hold; None is without a limit.
+        max_waiting: most requests that may wait; None is without a limit.
     """
 
-    def __init__(self, *, slots: int, chunk_size: int) -> None:
+    def __init__(
+        self,
+        *,
+        slots: int,
+        chunk_size: int,
+        budget: TokenBudget | None = None,
+        max_waiting: int | None = None,
+    ) -> None:
         self._chunk_size = chunk_size
-        self._slots = [_Slot(i) for i in range(slots)]
-        self._waiting: deque[Sequence] = deque()
+        self._slots = Slots(slots)
+        self._waiting = WaitingQueue(max_waiting)
+        self._budget = budget
         self._prefilled_last = False
         self._last_decoded_slot = -1
+        self.admitting = True
+        """Whether requests may start beside others; where none runs, one starts anyhow."""
 
     def add(self, sequence: Sequence) -> None:
-        """Queue a sequence."""
-        self._waiting.append(sequence)
+        """Queue a sequence.
+
+        Raises:
+            QueueFullError: as many wait as may.
+        """
+        self._waiting.add(sequence)
 
     @property
     def running(self) -> list[Sequence]:
         """Sequences that have a slot, in slot order."""
-        return [s.sequence for s in self._slots if s.sequence is not None]
+        return self._slots.running
+
+    @property
+    def waiting(self) -> int:
+        """How many sequences wait for a slot."""
+        return len(self._waiting)
 
     @property
     def unfinished(self) -> list[Sequence]:
@@ -94,49 +88,73 @@ class Scheduler:
     @property
     def held_tokens(self) -> int:
         """Tokens in the cache, of running sequences and of what finished ones left."""
-        return sum(
-            len(slot.warm_tokens) if slot.sequence is None else slot.sequence.held_tokens
-            for slot in self._slots
-        )
+        return self._slots.held_tokens
+
+    @property
+    def claimed_tokens(self) -> int:
+        """Tokens of the budget that running sequences have a claim on; 0 without a budget."""
+        return self._budget.claimed(self.running) if self._budget is not None else 0
 
     def schedule(self) -> StepPlan | None:
         """The next step, or None when there is nothing to do."""
-        admitted = self._admit()
+        changes: list[CacheChange] = []
+        preempted = self._make_room(changes)
+        self._admit(changes)
         prefilling = [s for s in self.running if s.phase is Phase.PREFILL]
         decoding = [s for s in self.running if s.phase is Phase.DECODE]
         if prefilling and not (decoding and self._prefilled_last):
             self._prefilled_last = True
-            sequence = min(prefilling, key=lambda s: s.id)
-            pending = len(sequence.tokens) - sequence.held_tokens
-            count = min(pending, self._chunk_size)
+            sequence = min(prefilling, key=lambda s: (-s.priority, s.id))
+            count = min(sequence.pending_tokens, self._chunk_size)
             return StepPlan(
                 (sequence,),
                 (count,),
-                wants_logits=count == pending,
+                wants_logits=count == sequence.pending_tokens,
                 is_prefill=True,
-                admitted=admitted,
+                changes=tuple(changes),
+                preempted=preempted,
             )
         self._prefilled_last = False
         if decoding:
             group = self._next_neighbours(decoding)
-            ones = (1,) * len(group)
-            return StepPlan(group, ones, wants_logits=True, is_prefill=False, admitted=admitted)
+            return StepPlan(
+                group,
+                (1,) * len(group),
+                wants_logits=True,
+                is_prefill=False,
+                changes=tuple(changes),
+                preempted=preempted,
+            )
         return None
 
     def finish(self, sequence: Sequence, reason: FinishReason) -> int | None:
         """End a sequence in whatever phase it is; its tokens stay warm in its slot.
 
         Returns:
-            The slot that became free, or None if it had none yet.
+            The slot that became free, or None if it had none.
         """
         sequence.phase, sequence.finish_reason = Phase.FINISHED, reason
         if sequence.slot is None:
             self._waiting.remove(sequence)
             return None
-        slot = self._slots[sequence.slot]
-        slot.sequence = None
-        slot.warm_tokens = sequence.tokens[: sequence.held_tokens]
-        return slot.index
+        return self._slots.vacate(sequence)
+
+    def preempt_youngest(self) -> tuple[Sequence, int] | None:
+        """Send the youngest of the least urgent sequences back to the queue, unless it is alone.
+
+        It goes on later from where it was: what it has read and written is read again.
+
+        Returns:
+            The sequence and the slot that it had; its tokens are still warm there.
+        """
+        running = self.running
+        if len(running) < 2:
+            return None
+        victim = min(running, key=lambda s: (s.priority, -s.id))
+        slot = self._slots.vacate(victim)
+        victim.phase, victim.slot, victim.held_tokens = Phase.WAITING, None, 0
+        self._waiting.put_back(victim)
+        return victim, slot
 
     def forget_warm_tokens(self) -> list[int]:
         """Drop what free slots still hold.
@@ -144,10 +162,7 @@ class Scheduler:
         Returns:
             The free slots.
         """
-        free = [slot for slot in self._slots if slot.sequence is None]
-        for slot in free:
-            slot.warm_tokens = []
-        return [slot.index for slot in free]
+        return self._slots.forget_warm()
 
     def _next_neighbours(self, decoding: Ordered[Sequence]) -> tuple[Sequence, ...]:
         """A step reads neighbouring rows of the cache: runs of them take turns."""
@@ -165,36 +180,39 @@ class Scheduler:
         self._last_decoded_slot = group[-1].slot or 0
         return tuple(group)
 
-    def _admit(self) -> tuple[Admission, ...]:
-        admitted: list[Admission] = []
-        while self._waiting:
-            free = [slot for slot in self._slots if slot.sequence is None]
-            if not free:
+    def _make_room(self, changes: list[CacheChange]) -> tuple[Sequence, ...]:
+        """Keep claims and warm prefixes within the budget: prefixes go first, then the youngest."""
+        preempted: list[Sequence] = []
+        while self._trim_excess(changes):
+            found = self.preempt_youngest()
+            if found is None:
                 break
-            sequence = self._waiting.popleft()
-            # Where nothing is shared, what would be lost decides.
-            shared, _, slot = max(
-                (
-                    (shared_prefix(s.warm_tokens, sequence.prompt), -len(s.warm_tokens), s)
-                    for s in free
-                ),
-                key=lambda choice: choice[:2],
-            )
-            donor = max(self._slots, key=lambda s: shared_prefix(s.held, sequence.prompt))
-            offered = shared_prefix(donor.held, sequence.prompt)
-            copied_from = None
-            if offered >= shared + _WORTH_COPYING_TOKENS:
-                shared, copied_from = offered, donor.index
-            # The last prompt token is evaluated even when it is held: its logits are needed.
-            sequence.held_tokens = sequence.cached_tokens = min(shared, len(sequence.prompt) - 1)
-            sequence.slot, slot.sequence = slot.index, sequence
-            slot.warm_tokens = []
+            preempted.append(found[0])
+        return tuple(preempted)
+
+    def _trim_excess(self, changes: list[CacheChange]) -> int:
+        """Cut warm prefixes to the budget; gives the tokens that are still too many."""
+        if self._budget is None:
+            return 0
+        excess = self._budget.excess(self.running, self._slots.warm_tokens)
+        if excess:
+            trims = self._slots.trim_warm(excess)
+            changes += trims
+            excess = self._budget.excess(self.running, self._slots.warm_tokens)
+        return excess
+
+    def _admit(self, changes: list[CacheChange]) -> None:
+        """Start who waits, in order: who does not fit holds those behind up, so that none starves."""
+        while (sequence := self._waiting.head) is not None and self._slots.has_free:
+            running = self.running
+            if running and not self.admitting:
+                break
+            if self._budget is not None and not self._budget.may_start(sequence, running):
+                break
+            self._waiting.remove(sequence)
+            admission = self._slots.place(sequence)
             sequence.phase = Phase.PREFILL
-            admitted.append(Admission(sequence, copied_from))
-        return tuple(admitted)
-
-
-def shared_prefix(a: Ordered[int], b: Ordered[int]) -> int:
-    """How many leading tokens two token lists share."""
-    length = min(len(a), len(b))
-    return next((i for i in range(length) if a[i] != b[i]), length)
+            # First, so that no copy is made beside what is to go. A copy comes from a slot that
+            # runs: of the free ones, the sequence has been given the one that shares most.
+            self._trim_excess(changes)
+            changes.append(admission)

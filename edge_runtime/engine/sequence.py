@@ -18,8 +18,8 @@ _ids = itertools.count(1)
 class Phase(Enum):
     """Where a sequence is in its life."""
 
-    WAITING = auto()  # no slot yet
-    PREFILL = auto()  # some of its prompt is not in the cache
+    WAITING = auto()  # no slot, or none any more
+    PREFILL = auto()  # some of its tokens are not in the cache
     DECODE = auto()  # one new token a step
     FINISHED = auto()
 
@@ -29,21 +29,29 @@ class Sequence:
     """A request in progress.
 
     ``held_tokens`` counts the leading tokens of ``tokens`` whose keys and values are in the slot.
+    ``cached_tokens`` of the prompt were found in the cache when it first started. A sequence that
+    loses its slot keeps its tokens, and reads them again in the next.
     """
 
     prompt: tuple[int, ...]
     params: SamplingParams
     tokens: list[int] = field(init=False)
+    priority: int = 0
     id: int = field(default_factory=lambda: next(_ids))
     phase: Phase = Phase.WAITING
     slot: int | None = None
     held_tokens: int = 0
-    cached_tokens: int = 0
+    cached_tokens: int | None = None
     cancel_requested: bool = False
     finish_reason: FinishReason | None = None
 
     def __post_init__(self) -> None:
         self.tokens = list(self.prompt)
+
+    @property
+    def pending_tokens(self) -> int:
+        """Tokens that are not in the cache yet."""
+        return len(self.tokens) - self.held_tokens
 
     @property
     def completion_tokens(self) -> int:

@@ -11,6 +11,7 @@ from support.scripted_engine import GREEDY, TOKENIZER, answering, make_engine
 
 from edge_runtime.engine.driver import EngineDriver, RequestHandle
 from edge_runtime.engine.engine import Engine
+from edge_runtime.engine.options import EngineOptions
 from edge_runtime.engine.request import Delta, FinishReason
 from edge_runtime.errors import EmptyPromptError, RunError
 from edge_runtime.testing import ScriptedRunner
@@ -159,7 +160,8 @@ def test_closing_twice_is_harmless() -> None:
 
 
 def test_whatever_is_submitted_while_closing_ends_or_is_refused() -> None:
-    engine, _ = make_engine(endless, context=100_000)
+    options = EngineOptions(max_waiting=10**6)
+    engine, _ = make_engine(endless, context=100_000, options=options)
     driver = EngineDriver(engine)
     handles: list[RequestHandle] = []
     refused = threading.Event()

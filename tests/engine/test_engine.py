@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 import numpy as np
 import pytest
-from support.scripted_engine import END, GREEDY, TOKENIZER, answering, make_engine
+from support.scripted_engine import END, GREEDY, TOKENIZER, RowsOf, answering, make_engine
 
 from edge_runtime.bundle import GenerationDefaults
 from edge_runtime.engine.engine import Engine, EngineOptions
@@ -433,29 +433,15 @@ def test_closing_waits_for_the_run_in_another_thread_and_stops_it() -> None:
     assert [type(e) for e in errors] == [RunError]
 
 
-class RowsOf:
-    """The cache that goes with a scripted runner: copies its rows, and remembers the copies."""
-
-    def __init__(self, runner: ScriptedRunner) -> None:
-        self._runner = runner
-        self.copies: list[tuple[int, int, int]] = []
-
-    def copy(self, source: int, target: int, *, tokens: int) -> None:
-        self.copies.append((source, target, tokens))
-        self._runner.copy(source, target, tokens=tokens)
-
-    def release(self, slot: int, *, keep_tokens: int) -> None:
-        """The runner truncates its rows by itself."""
-
-
 def test_a_prefix_that_a_running_sequence_holds_is_copied_and_not_evaluated() -> None:
     system = "You answer in one word. "
     runner = ScriptedRunner(
         lambda seen: END if seen[-1] == ord("x") else ord("x"),
         vocabulary_size=TOKENIZER.vocabulary_size,
     )
-    engine, _ = make_engine(answering("", ""), runner=runner, options=EngineOptions(slots=2))
-    rows = engine._cache = RowsOf(runner)  # type: ignore[assignment]
+    rows = RowsOf(runner)
+    options = EngineOptions(slots=2)
+    engine, _ = make_engine(answering("", ""), runner=runner, options=options, cache=rows)
     cached: list[int] = []
 
     def emit(delta: Delta | EdgeRuntimeError) -> None:
@@ -477,8 +463,9 @@ def test_a_prefix_that_a_running_sequence_holds_is_copied_and_not_evaluated() ->
 
 def test_a_short_shared_prefix_is_not_worth_copying() -> None:
     runner = ScriptedRunner(lambda seen: ord("x"), vocabulary_size=TOKENIZER.vocabulary_size)
-    engine, _ = make_engine(answering("", ""), runner=runner, options=EngineOptions(slots=2))
-    rows = engine._cache = RowsOf(runner)  # type: ignore[assignment]
+    rows = RowsOf(runner)
+    options = EngineOptions(slots=2)
+    engine, _ = make_engine(answering("", ""), runner=runner, options=options, cache=rows)
     params = dataclasses.replace(GREEDY, max_tokens=3)
     for prompt in ("Hi, Ann", "Hi, Bob"):
         engine.submit(TOKENIZER.encode(prompt), params, emit=lambda delta: None)

@@ -1,8 +1,9 @@
 from __future__ import annotations
 
 from edge_runtime.engine.request import FinishReason
-from edge_runtime.engine.scheduler import Scheduler, shared_prefix
+from edge_runtime.engine.scheduler import Scheduler
 from edge_runtime.engine.sequence import Phase, Sequence
+from edge_runtime.engine.slots import shared_prefix
 from edge_runtime.generation.params import SamplingParams
 
 

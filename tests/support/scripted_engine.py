@@ -18,6 +18,7 @@ from edge_runtime.bundle import (
     TokenizerEntry,
 )
 from edge_runtime.engine.engine import Engine, EngineOptions
+from edge_runtime.engine.kv_cache import CacheGeometry
 from edge_runtime.generation.params import SamplingParams
 from edge_runtime.testing import ByteTokenizer, ScriptedRunner, replying
 from edge_runtime.text.chat_template import ChatTemplate
@@ -66,3 +67,20 @@ def make_engine(
 
 def answering(prompt: str, answer: str) -> Callable[[Sequence[int]], int]:
     return replying(TOKENIZER.encode(prompt), [*TOKENIZER.encode(answer), END, END])
+
+
+class RowsOf:
+    """The cache that goes with a scripted runner: copies its rows, and remembers the copies."""
+
+    geometry = CacheGeometry(layers=1, slots=1, kv_heads=1, capacity=100, head_size=1)
+
+    def __init__(self, runner: ScriptedRunner) -> None:
+        self._runner = runner
+        self.copies: list[tuple[int, int, int]] = []
+
+    def copy(self, source: int, target: int, *, tokens: int) -> None:
+        self.copies.append((source, target, tokens))
+        self._runner.copy(source, target, tokens=tokens)
+
+    def release(self, slot: int, *, keep_tokens: int) -> None:
+        """The runner truncates its rows by itself."""
