@@ -104,7 +104,8 @@ def _answer_all(arguments: argparse.Namespace, output: BatchOutput, tally: Tally
 
     parallel = min(arguments.parallel or arguments.slots, tally.requests - tally.answered_before)
     lines = _unanswered(arguments.input, output)
-    with open_session(arguments, slots=arguments.slots) as session, _Interruption() as asked:
+    opening = open_session(arguments, slots=arguments.slots, at_once=max(1, parallel))
+    with opening as session, _Interruption() as asked:
         run = BatchRun(session.engine, session.driver, lines, parallel=parallel)
         started_s = time.perf_counter()
         with BatchProgress(tally.requests, tally.answered_before) as progress:

@@ -11,7 +11,7 @@ import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -70,7 +70,11 @@ def add_running_arguments(parser: argparse.ArgumentParser) -> argparse._Argument
 
 @contextmanager
 def open_engine(
-    arguments: argparse.Namespace, *, slots: int = 1, chunk_size: int | None = None
+    arguments: argparse.Namespace,
+    *,
+    slots: int = 1,
+    chunk_size: int | None = None,
+    at_once: int = 1,
 ) -> Iterator[OpenedEngine]:
     """Find the bundle, load it, and close it at the end.
 
@@ -78,6 +82,7 @@ def open_engine(
         arguments: those of `add_model_argument` and `add_running_arguments`.
         slots: sequences that run at the same time.
         chunk_size: most prompt tokens in a step; None is the engine's own choice.
+        at_once: requests that will be handed over at the same time.
 
     Raises:
         EdgeRuntimeError: as `ensure_bundle` and the engine's loading. A cap that is no size is
@@ -87,14 +92,15 @@ def open_engine(
     bundle = _bundle(arguments)
     from edge_runtime.engine.engine import Engine, EngineOptions
 
-    chunk = {} if chunk_size is None else {"chunk_size": chunk_size}
     options = EngineOptions(
         context_length=arguments.context,
         threads=arguments.threads,
         slots=slots,
         memory_cap_bytes=cap_bytes,
-        **chunk,
     )
+    options = replace(options, max_waiting=max(options.max_waiting, at_once))
+    if chunk_size is not None:
+        options = replace(options, chunk_size=chunk_size)
     hashes = RememberedHashes(Home.find().hashes)
     started_s = time.perf_counter()
     with Engine.load(bundle, options, hash_file=hashes) as engine:
@@ -106,13 +112,15 @@ def open_engine(
 
 
 @contextmanager
-def open_session(arguments: argparse.Namespace, *, slots: int = 1) -> Iterator[Session]:
+def open_session(
+    arguments: argparse.Namespace, *, slots: int = 1, at_once: int = 1
+) -> Iterator[Session]:
     """As `open_engine`, with the engine in a thread of its own.
 
     Raises:
         EdgeRuntimeError: as `open_engine`.
     """
-    with open_engine(arguments, slots=slots) as opened:
+    with open_engine(arguments, slots=slots, at_once=at_once) as opened:
         from edge_runtime.engine.driver import EngineDriver
 
         with EngineDriver(opened.engine) as driver:
