@@ -11,7 +11,6 @@ import errno
 import json
 import os
 import shutil
-import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -22,6 +21,7 @@ from numpy.typing import NDArray
 from edge_runtime.bundle import MANIFEST_NAME, FileEntry, Manifest
 from edge_runtime.errors import StorageError, UsageError
 from edge_runtime.file_hash import sha256_of_file
+from edge_runtime.part_files import aside_of, part_folder
 from edge_runtime.typed_data import encode
 
 _DISK_FULL = {errno.ENOSPC, getattr(errno, "EDQUOT", errno.ENOSPC)}
@@ -88,20 +88,14 @@ def bundle_directory(destination: Path, *, overwrite: bool) -> Iterator[Path]:
         StorageError: the disk is full or cannot be written.
     """
     _check_destination(destination, overwrite=overwrite)
-    with translated_storage_errors(destination):
+    with translated_storage_errors(destination), contextlib.ExitStack() as until_done:
         destination.parent.mkdir(parents=True, exist_ok=True)
-        work = Path(
-            tempfile.mkdtemp(dir=destination.parent, prefix=f".{destination.name}.", suffix=".part")
-        )
-    try:
-        with translated_storage_errors(destination):
-            yield work
-            work.chmod(0o755)  # mkdtemp keeps others out; a bundle is read by whoever may
-            _flush_files(work)
-            _check_destination(destination, overwrite=overwrite)
-            _move_into_place(work, destination)
-    finally:
-        shutil.rmtree(work, ignore_errors=True)
+        work = until_done.enter_context(part_folder(destination))
+        yield work
+        work.chmod(0o755)  # a part is nobody else's; a bundle is read by whoever may
+        _flush_files(work)
+        _check_destination(destination, overwrite=overwrite)
+        _move_into_place(work, destination)
 
 
 def write_manifest(directory: Path, manifest: Manifest) -> None:
@@ -181,7 +175,7 @@ def _flush_files(directory: Path) -> None:
 def _move_into_place(work: Path, destination: Path) -> None:
     # A directory cannot replace one that holds files in a single step: the old one steps aside
     # first, and comes back if the new one cannot take its place, whatever the reason.
-    aside = work.with_suffix(".old")
+    aside = aside_of(work)
     try:
         if destination.exists():
             destination.rename(aside)

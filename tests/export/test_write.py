@@ -5,11 +5,11 @@ from __future__ import annotations
 import errno
 import os
 import sys
+import tempfile
 from pathlib import Path
 
 import numpy as np
 import pytest
-from edge_export import write
 from edge_export.write import PAGE_BYTES, WeightsFile, bundle_directory, file_entries, write_text
 
 from edge_runtime.errors import StorageError, UsageError
@@ -43,6 +43,17 @@ def test_a_bundle_appears_when_it_is_whole_and_nothing_is_left_beside_it(tmp_pat
         assert directory.parent == destination.parent, "a rename works within one file system"
     assert names(tmp_path) == ["deep/bundle/manifest.json", "deep/bundle/sub/file"]
     assert [p.name for p in destination.parent.iterdir()] == ["bundle"]
+
+
+@pytest.mark.skipif(os.name == "nt", reason="Windows has no locks that end with a process")
+def test_what_a_killed_export_left_beside_a_destination_is_swept(tmp_path: Path) -> None:
+    left = tmp_path / ".bundle.abcd_123.part"
+    left.mkdir()
+    (left / "decoder.weights").write_bytes(b"half")
+    with bundle_directory(tmp_path / "bundle", overwrite=False) as directory:
+        assert not left.exists()
+        fill(directory)
+    assert [p.name for p in tmp_path.iterdir()] == ["bundle"]
 
 
 @pytest.mark.skipif(os.name == "nt", reason="Windows has other permissions")
@@ -231,7 +242,7 @@ def test_a_place_that_may_not_be_written_is_named(
     def refuse(**_: object) -> str:
         raise PermissionError(errno.EACCES, "Permission denied", str(tmp_path / "x"))
 
-    monkeypatch.setattr(write.tempfile, "mkdtemp", refuse)
+    monkeypatch.setattr(tempfile, "mkdtemp", refuse)
     with pytest.raises(StorageError, match=r"x cannot be written: Permission denied"):
         bundle_directory(tmp_path / "bundle", overwrite=False).__enter__()
 
