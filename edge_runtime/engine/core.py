@@ -83,6 +83,7 @@ class EngineCore:
                 mode=AdmissionMode(options.admission),
             ),
             max_waiting=options.max_waiting,
+            can_copy=cache is not None,
         )
         self._outputs: dict[int, RequestOutput] = {}
         self._stepping: tuple[Sequence, ...] = ()
@@ -233,6 +234,8 @@ class EngineCore:
             if isinstance(change, Admission):
                 copied = change.copied_from is not None
                 self._outputs[change.sequence.id].count_admission(copied=copied)
+            if not isinstance(change, Admission) or change.lost_tokens:
+                self.metrics.add(prefix_evictions=1)
         self._executor.apply(plan.changes)
 
     def _advance(self, plan: StepPlan, logits: NDArray[np.float32], elapsed_s: float) -> None:

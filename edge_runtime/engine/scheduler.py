@@ -43,6 +43,7 @@ class Scheduler:
         chunk_size: most prompt tokens in one step.
         budget: tokens that the cache may hold; None is without a limit.
         max_waiting: most requests that may wait; None is without a limit.
+        can_copy: whether there is a cache in which a prefix can be copied from slot to slot.
     """
 
     def __init__(
@@ -52,9 +53,10 @@ class Scheduler:
         chunk_size: int,
         budget: TokenBudget | None = None,
         max_waiting: int | None = None,
+        can_copy: bool = True,
     ) -> None:
         self._chunk_size = chunk_size
-        self._slots = Slots(slots)
+        self._slots = Slots(slots, can_copy=can_copy)
         self._waiting = WaitingQueue(max_waiting)
         self._budget = budget
         self._prefilled_last = False
@@ -210,9 +212,12 @@ class Scheduler:
             if self._budget is not None and not self._budget.may_start(sequence, running):
                 break
             self._waiting.remove(sequence)
-            admission = self._slots.place(sequence)
+            # What is warm is copied only where nothing has to go for it: it might be the source.
+            room = self._budget is None or not self._budget.excess(
+                [*running, sequence], self._slots.warm_tokens
+            )
+            admission = self._slots.place(sequence, copy_warm=room)
             sequence.phase = Phase.PREFILL
-            # First, so that no copy is made beside what is to go. A copy comes from a slot that
-            # runs: of the free ones, the sequence has been given the one that shares most.
+            # First, so that no copy is made beside what is to go.
             self._trim_excess(changes)
             changes.append(admission)

@@ -467,7 +467,7 @@ def test_a_short_shared_prefix_is_not_worth_copying() -> None:
     options = EngineOptions(slots=2)
     engine, _ = make_engine(answering("", ""), runner=runner, options=options, cache=rows)
     params = dataclasses.replace(GREEDY, max_tokens=3)
-    for prompt in ("Hi, Ann", "Hi, Bob"):
+    for prompt in ("Hi Ann", "Hi Bob"):
         engine.submit(TOKENIZER.encode(prompt), params, emit=lambda delta: None)
         engine.step()
     while engine.has_work:

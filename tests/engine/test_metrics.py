@@ -76,13 +76,13 @@ def test_threads_lose_no_count() -> None:
 
 
 def test_an_engine_counts_its_steps_tokens_and_ends() -> None:
-    engine, _ = make_engine(answering("hi", "hello"), options=EngineOptions(slots=2))
-    engine.generate("hi", GREEDY)
-    engine.generate("hi", dataclasses.replace(GREEDY, max_tokens=1))
+    engine, _ = make_engine(answering("hi there", "hello"), options=EngineOptions(slots=2))
+    engine.generate("hi there", GREEDY)
+    engine.generate("hi there", dataclasses.replace(GREEDY, max_tokens=1))
     found = engine.metrics.snapshot()
     counts = found.counts
-    assert (counts.requests_submitted, counts.prompt_tokens, counts.cached_tokens) == (2, 4, 1)
-    assert (counts.prefix_hits, counts.generated_tokens, counts.evaluated_tokens) == (1, 7, 8)
+    assert (counts.requests_submitted, counts.prompt_tokens, counts.cached_tokens) == (2, 16, 7)
+    assert (counts.prefix_hits, counts.generated_tokens, counts.evaluated_tokens) == (1, 7, 14)
     assert found.steps[StepKind.PREFILL] == 2
     assert found.steps[StepKind.DECODE] == counts.decode_rows == 5
     assert found.batch_occupancy == 0.5

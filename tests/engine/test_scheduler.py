@@ -3,7 +3,6 @@ from __future__ import annotations
 from edge_runtime.engine.request import FinishReason
 from edge_runtime.engine.scheduler import Scheduler
 from edge_runtime.engine.sequence import Phase, Sequence
-from edge_runtime.engine.slots import shared_prefix
 from edge_runtime.generation.params import SamplingParams
 
 
@@ -106,9 +105,3 @@ def test_slots_with_a_gap_between_them_take_turns() -> None:
     steps = [run_step(scheduler) for _ in range(4)]
     assert sorted(steps[:2]) == [[(a.id, 1)], [(c.id, 1)]]
     assert steps[2:] == steps[:2]
-
-
-def test_shared_prefix() -> None:
-    assert shared_prefix([1, 2, 3], [1, 2, 4]) == 2
-    assert shared_prefix([], [1]) == 0
-    assert shared_prefix([1, 2], [1, 2, 3]) == 2

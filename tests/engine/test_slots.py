@@ -40,7 +40,7 @@ def test_what_a_running_sequence_shares_is_copied_when_it_is_worth_it() -> None:
     occupied(slots, *range(40))
     much, little = (
         Sequence((*range(20), 99), SamplingParams()),
-        Sequence((*range(15), 99), SamplingParams()),
+        Sequence((*range(3), 99), SamplingParams()),
     )
     assert slots.place(much) == Admission(much, copied_from=0)
     assert slots.place(little) == Admission(little, copied_from=None)
