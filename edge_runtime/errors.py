@@ -5,6 +5,7 @@ EdgeRuntimeError
 │   ├── InvalidParameterError    a sampling or engine parameter out of its range
 │   ├── PromptTooLongError       more tokens than the context holds
 │   ├── MemoryCapError           a memory cap that the model does not fit in
+│   ├── GrammarError             a schema, regex or grammar that an answer cannot be held to
 │   └── EmptyPromptError         nothing to evaluate
 ├── ModelNotFoundError       MODEL is no file, no directory, no name in the store or catalog
 ├── BundleError              a bundle that cannot be trusted or read
@@ -69,6 +70,10 @@ class PromptTooLongError(UsageError):
         )
         self.prompt_tokens = prompt_tokens
         self.context_length = context_length
+
+
+class GrammarError(UsageError):
+    """A schema, regex or grammar that an answer cannot be held to: wrong, too large, unsupported."""
 
 
 class EmptyPromptError(UsageError):

@@ -6,7 +6,8 @@ that the filter can keep, so that nothing sorts a vocabulary; what a filter deci
 it would decide on all.
 
 The order is fixed, and is that of Hugging Face transformers where it has them: logit bias,
-repetition penalty, presence and frequency penalties, temperature, top-k, top-p, min-p, typical.
+repetition penalty, presence and frequency penalties, what a grammar forbids, temperature, top-k,
+top-p, min-p, typical.
 Bias comes first because it restates what the model believes; penalties act on that belief before
 temperature, so that their strength does not depend on it; each filter then judges the distribution
 that the one before it left, renormalized.
@@ -98,6 +99,11 @@ def penalize_presence_and_frequency(
     generated tokens only.
     """
     logits[ids] -= counts * np.float32(frequency) + (counts > 0) * np.float32(presence)
+
+
+def forbid_others(logits: Logits, allowed: NDArray[np.bool_]) -> None:
+    """Set the logits of all tokens but the ``allowed`` (V,) ones to -inf, in place."""
+    np.copyto(logits, -np.inf, where=~allowed)
 
 
 @dataclass(frozen=True)

@@ -23,6 +23,7 @@ from edge_runtime.generation.logits_processors import (
     Candidates,
     SeenTokens,
     add_logit_bias,
+    forbid_others,
     likeliest,
     min_p,
     penalize_presence_and_frequency,
@@ -94,15 +95,19 @@ class Sampler:
         """The seed in use: the one asked for, or the one drawn where none was."""
         return self._seed
 
-    def sample(self, logits: NDArray[np.float32]) -> Sampled:
+    def sample(
+        self, logits: NDArray[np.float32], allowed: NDArray[np.bool_] | None = None
+    ) -> Sampled:
         """Choose a token and count it as generated.
 
         Args:
             logits: (V,) float32 (another float kind is copied), only read: it may be a view on a
                 buffer of the engine.
+            allowed: (V,) which tokens may be chosen; None allows all.
 
         Raises:
-            RunError: logits of another shape, NaN or infinity among them, or all of them -inf.
+            RunError: logits of another shape, NaN or infinity among them, or all of them (or of
+                those allowed) -inf.
         """
         if logits.shape != self._shape:
             raise RunError(f"the logits have the shape {logits.shape}, expected {self._shape}")
@@ -113,19 +118,25 @@ class Sampler:
         if not np.isfinite(highest):
             raise _broken_logits(float(highest))
         token_id = highest_id
+        if allowed is not None and self._changed is None:
+            self._changed = np.empty(self._shape, np.float32)
         if self._random is not None or self._changed is not None:
             # A logit far below the others leaves float32's range on its way to a weight of 0.
             with np.errstate(over="ignore", under="ignore"):
-                token_id = self._choose(logits, highest_id)
+                token_id = self._choose(logits, highest_id, allowed)
         if self._seen is not None:
             self._seen.add(token_id)
         if self._params.logprobs is None:
             return Sampled(token_id, None)
         return Sampled(token_id, self._logprob(logits, highest, token_id, self._params.logprobs))
 
-    def _choose(self, logits: NDArray[np.float32], highest_id: int) -> int:
+    def _choose(
+        self, logits: NDArray[np.float32], highest_id: int, allowed: NDArray[np.bool_] | None
+    ) -> int:
         if self._changed is not None:
             logits = self._apply_changes(logits, self._changed)
+            if allowed is not None:
+                forbid_others(logits, allowed)
             highest_id = int(logits.argmax())
             if not np.isfinite(logits[highest_id]):
                 raise _broken_logits(float(logits[highest_id]))
