@@ -18,6 +18,7 @@ from edge_runtime.store.progress import format_bytes
 
 if TYPE_CHECKING:
     from edge_runtime.generation.params import SamplingParams
+    from edge_runtime.guidance.constraint import TokenConstraint
 
 # What the command line samples with where the model's makers advise nothing (GGUF files have no
 # place for it). Plain sampling from all tokens makes a small model ramble without an end; these are
@@ -110,6 +111,7 @@ def stream_answer(
     prompt_ids: Sequence[int],
     params: SamplingParams,
     write: Callable[[str], None],
+    constraint: TokenConstraint | None = None,
 ) -> Answer:
     """Generate, handing each piece of text on as it comes.
 
@@ -119,7 +121,7 @@ def stream_answer(
     Raises:
         EdgeRuntimeError: the prompt is refused, or a step failed.
     """
-    handle = session.driver.submit(prompt_ids, params)
+    handle = session.driver.submit(prompt_ids, params, constraint=constraint)
     pieces: list[str] = []
     logprobs: list[ChosenLogprob] = []
     ended: list[tuple[FinishReason, Usage | None]] = []

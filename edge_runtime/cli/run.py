@@ -17,6 +17,7 @@ from edge_runtime.cli.generation import (
     terminal_writer,
     timings,
 )
+from edge_runtime.cli.grammar_argument import add_grammar_arguments, chosen_grammar
 from edge_runtime.cli.main import INTERRUPTED
 from edge_runtime.cli.session import Session, open_session
 from edge_runtime.cli.standard_input import read_piped_text, require_valid_unicode
@@ -44,23 +45,26 @@ def configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--logprobs", type=int, metavar="N", help="with --json: the N likeliest at each token"
     )
+    add_grammar_arguments(parser)
 
 
 def run(arguments: argparse.Namespace) -> int:
     """Generate and stream; exit code 130 if Ctrl-C ended the answer."""
     _check_combinations(arguments)
     overrides = sampling_overrides(arguments)
+    grammar = chosen_grammar(arguments)
     prompt = _prompt(arguments)
     with open_session(arguments) as session:
         params = chosen_params(session, overrides)
         ids = _encode(session, prompt, arguments)
+        constraint = None if grammar is None else session.engine.grammars.constraint(grammar)
         if arguments.json:
-            answer = stream_answer(session, ids, params, lambda text: None)
+            answer = stream_answer(session, ids, params, lambda text: None, constraint)
             plain = _plain(session, answer)
             print(json.dumps(plain, ensure_ascii=False), flush=True)
         else:
             write = terminal_writer()
-            answer = stream_answer(session, ids, params, write)
+            answer = stream_answer(session, ids, params, write, constraint)
             if not answer.text.endswith("\n"):
                 write("\n")
         if arguments.verbose:

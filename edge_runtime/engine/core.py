@@ -31,6 +31,7 @@ from edge_runtime.engine.slots import Admission
 from edge_runtime.engine.step_input import planned_input
 from edge_runtime.errors import EdgeRuntimeError, QueueFullError, RunError
 from edge_runtime.generation.params import SamplingParams, sampling_params
+from edge_runtime.guidance.constraint import TokenConstraint
 from edge_runtime.providers.memory_advice import MappedFiles
 from edge_runtime.text.tokenizer import Tokenizer
 
@@ -129,6 +130,7 @@ class EngineCore:
         *,
         emit: Emit,
         priority: int = 0,
+        constraint: TokenConstraint | None = None,
     ) -> Sequence:
         """Queue a request; :meth:`step` works on it and calls ``emit`` for each delta.
 
@@ -140,6 +142,8 @@ class EngineCore:
             params: None takes :meth:`default_params`.
             emit: where its deltas go.
             priority: requests of a higher one start first and are preempted last.
+            constraint: what the answer must match, and no other request's; None where it may be
+                anything.
 
         Raises:
             EmptyPromptError, PromptTooLongError, InvalidParameterError: nothing was queued.
@@ -159,6 +163,7 @@ class EngineCore:
             end_tokens=self._end_tokens,
             context_length=self.context_length,
             metrics=self.metrics,
+            constraint=constraint,
         )
         try:
             self._scheduler.add(sequence)

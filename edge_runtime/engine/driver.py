@@ -15,6 +15,7 @@ from edge_runtime.engine.request import Delta
 from edge_runtime.engine.sequence import Sequence as EngineSequence
 from edge_runtime.errors import RunError
 from edge_runtime.generation.params import SamplingParams
+from edge_runtime.guidance.constraint import TokenConstraint
 
 Listener = Callable[[Delta | Exception], None]
 
@@ -36,11 +37,13 @@ class RequestHandle:
         params: SamplingParams | None,
         listener: Listener | None = None,
         priority: int = 0,
+        constraint: TokenConstraint | None = None,
     ) -> None:
         self._engine = engine
         self._prompt_ids = prompt_ids
         self._params = params
         self._priority = priority
+        self._constraint = constraint
         self._deltas: queue.SimpleQueue[Delta | Exception] = queue.SimpleQueue()
         self._listener = listener or self._deltas.put
         self._sequence: EngineSequence | None = None
@@ -76,7 +79,11 @@ class RequestHandle:
         """Hand the request to the engine; one that it refuses fails here and nowhere else."""
         try:
             self._sequence = self._engine.submit(
-                self._prompt_ids, self._params, emit=self.put, priority=self._priority
+                self._prompt_ids,
+                self._params,
+                emit=self.put,
+                priority=self._priority,
+                constraint=self._constraint,
             )
         except Exception as exc:
             self.put(exc)
@@ -116,11 +123,12 @@ class EngineDriver:
         *,
         listener: Listener | None = None,
         priority: int = 0,
+        constraint: TokenConstraint | None = None,
     ) -> RequestHandle:
         """Queue a request; one that the engine refuses raises when its handle is iterated.
 
         Args:
-            prompt_ids, params, priority: as :meth:`EngineCore.submit`.
+            prompt_ids, params, priority, constraint: as :meth:`EngineCore.submit`.
             listener: called in the engine's thread with each delta, or with the error that ends
                 the request, instead of keeping them for who iterates: for callers that cannot
                 wait in a thread, such as an event loop. It must not raise, and be quick.
@@ -129,7 +137,7 @@ class EngineDriver:
             RunError: the driver is closed, its thread has failed, or this is a forked process,
                 which has no such thread.
         """
-        handle = RequestHandle(self._engine, prompt_ids, params, listener, priority)
+        handle = RequestHandle(self._engine, prompt_ids, params, listener, priority, constraint)
         with self._queueing:
             if self._closed or not self._thread.is_alive():
                 raise RunError("the engine's thread has ended")

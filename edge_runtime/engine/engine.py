@@ -11,6 +11,7 @@ from collections import deque
 from collections.abc import Callable, Generator, Iterator, Mapping
 from collections.abc import Sequence as Ordered
 from contextlib import closing
+from functools import cached_property
 from pathlib import Path
 from typing import Any, cast
 
@@ -30,6 +31,9 @@ from edge_runtime.engine.step_input import scoring_input
 from edge_runtime.errors import EdgeRuntimeError, UsageError
 from edge_runtime.file_hash import sha256_of_file
 from edge_runtime.generation.params import SamplingParams
+from edge_runtime.guidance.constraint import TokenConstraint
+from edge_runtime.guidance.grammar import Grammar
+from edge_runtime.guidance.llguidance_constraint import GrammarCompiler
 from edge_runtime.providers.memory_advice import MappedFiles
 from edge_runtime.text.chat_template import ChatTemplate, no_chat_template
 from edge_runtime.text.tokenizer import Tokenizer
@@ -143,41 +147,72 @@ class Engine(EngineCore):
         # Most templates write the begin token themselves; the tokenizer adds no second one.
         return self.tokenizer.encode(text, add_bos=self.manifest.tokenizer.add_bos)
 
+    @cached_property
+    def grammars(self) -> GrammarCompiler:
+        """Makes constraints of grammars for this model, and keeps what it compiled."""
+        return GrammarCompiler(
+            self.tokenizer,
+            vocabulary_size=self.manifest.dimensions.vocabulary_size,
+            end_tokens=self.manifest.tokenizer.end_token_ids,
+        )
+
     # The three rungs
 
     def generate_tokens(
-        self, prompt_ids: Ordered[int], params: SamplingParams | None = None
+        self,
+        prompt_ids: Ordered[int],
+        params: SamplingParams | None = None,
+        *,
+        grammar: Grammar | None = None,
     ) -> Generator[TokenDelta, None, None]:
         """Token ids in, token ids out.
 
         Nothing is evaluated before the first token is asked for; leaving the generator cancels the
         request. One that is kept and neither read nor closed keeps its slot.
 
+        Args:
+            prompt_ids: the prompt.
+            params: None takes :meth:`default_params`.
+            grammar: what the answer must match; one that max_tokens or the context cuts short ends
+                with the reason ``length``.
+
         Raises:
             EmptyPromptError, PromptTooLongError, InvalidParameterError: at once.
+            GrammarError: at once, or while iterating where a mask costs too much.
             RunError: while iterating: a step failed, or the engine is closed.
         """
         ids = self._checked_prompt(prompt_ids)
-        return self._token_deltas(self._consume(ids, params))
+        return self._token_deltas(self._consume(ids, params, self._constraint(grammar)))
 
     def stream(
-        self, prompt: Prompt, params: SamplingParams | None = None
+        self,
+        prompt: Prompt,
+        params: SamplingParams | None = None,
+        *,
+        grammar: Grammar | None = None,
     ) -> Generator[Delta, None, None]:
         """Text, a conversation or token ids in, pieces of the answer out.
 
         Args:
             prompt: a string is taken as it is; messages go through the chat template; token ids
                 are for a prompt of the caller's own making, say :meth:`encode_chat` with tools.
-            params: None takes :meth:`default_params`.
+            params, grammar: as :meth:`generate_tokens`.
 
         Raises:
             As :meth:`generate_tokens`; ChatTemplateError or TokenizerError for the prompt.
         """
-        return self._consume(self._checked_prompt(self._prompt_ids(prompt)), params)
+        ids = self._checked_prompt(self._prompt_ids(prompt))
+        return self._consume(ids, params, self._constraint(grammar))
 
-    def generate(self, prompt: Prompt, params: SamplingParams | None = None) -> Completion:
+    def generate(
+        self,
+        prompt: Prompt,
+        params: SamplingParams | None = None,
+        *,
+        grammar: Grammar | None = None,
+    ) -> Completion:
         """As :meth:`stream`, and the whole answer at its end."""
-        deltas = list(self.stream(prompt, params))
+        deltas = list(self.stream(prompt, params, grammar=grammar))
         last = deltas[-1]
         assert last.finish_reason is not None and last.usage is not None
         return Completion(
@@ -209,12 +244,18 @@ class Engine(EngineCore):
             raise UsageError("a text cannot be scored while a request is in progress")
         return self._scores(ids)
 
+    def _constraint(self, grammar: Grammar | None) -> TokenConstraint | None:
+        return None if grammar is None else self.grammars.constraint(grammar)
+
     def _consume(
-        self, prompt_ids: Ordered[int], params: SamplingParams | None
+        self,
+        prompt_ids: Ordered[int],
+        params: SamplingParams | None,
+        constraint: TokenConstraint | None,
     ) -> Generator[Delta, None, None]:
         """Run steps until this request is finished; leaving early cancels it."""
         deltas: deque[Delta | EdgeRuntimeError] = deque()
-        sequence = self.submit(prompt_ids, params, emit=deltas.append)
+        sequence = self.submit(prompt_ids, params, emit=deltas.append, constraint=constraint)
         try:
             while deltas or sequence.phase is not Phase.FINISHED:
                 if not deltas:

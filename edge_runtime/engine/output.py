@@ -18,6 +18,7 @@ from edge_runtime.engine.sequence import Sequence
 from edge_runtime.engine.text_stream import TextStream
 from edge_runtime.errors import EdgeRuntimeError
 from edge_runtime.generation.sampler import Sampler
+from edge_runtime.guidance.constraint import TokenConstraint, unpacked
 from edge_runtime.text.tokenizer import Tokenizer
 
 Emit = Callable[[Delta | EdgeRuntimeError], None]
@@ -34,6 +35,7 @@ class RequestOutput:
         end_tokens: the model's own.
         context_length: tokens at which the context is full.
         metrics: where its tokens and times are counted.
+        constraint: what the answer must match; None where it may be anything.
 
     Raises:
         InvalidParameterError: the parameters name a token outside the vocabulary.
@@ -49,12 +51,15 @@ class RequestOutput:
         end_tokens: frozenset[int],
         context_length: int,
         metrics: EngineMetrics,
+        constraint: TokenConstraint | None = None,
     ) -> None:
         self.emit = emit
         self._sequence = sequence
         self._end_tokens = end_tokens
         self._context_length = context_length
         self._metrics = metrics
+        self._vocabulary_size = vocabulary_size
+        self._constraint = constraint
         self._sampler = Sampler(
             sequence.params, prompt_token_ids=sequence.prompt, vocabulary_size=vocabulary_size
         )
@@ -103,18 +108,21 @@ class RequestOutput:
 
         Raises:
             RunError: the logits are numerically broken.
+            GrammarError: the answer cannot go on within its constraint.
         """
         sequence, params = self._sequence, self._sequence.params
-        sampled = self._sampler.sample(logits)
+        sampled = self._sampler.sample(logits, self._allowed())
         self._count_token()
         token = sampled.token_id
         sequence.tokens.append(token)
         logprobs = () if sampled.logprob is None else (sampled.logprob,)
         if token in params.stop_token_ids or (token in self._end_tokens and not params.ignore_eos):
             return Delta("", (token,), logprobs, FinishReason.STOP)
+        if self._constraint is not None:
+            self._constraint.accept(token)
         text = self._text.add(token)
         reason: FinishReason | None = None
-        if self._text.stopped:
+        if self._text.stopped or (self._constraint is not None and self._constraint.is_complete):
             reason = FinishReason.STOP
         elif (
             len(sequence.tokens) >= self._context_length
@@ -148,6 +156,10 @@ class RequestOutput:
         assert reason is not None
         self._metrics.count_finish(reason, time_per_token_s=self._time_per_token_s())
         return replace(delta, text=text, finish_reason=reason, usage=usage)
+
+    def _allowed(self) -> NDArray[np.bool_] | None:
+        mask = None if self._constraint is None else self._constraint.allowed_tokens()
+        return None if mask is None else unpacked(mask, self._vocabulary_size)
 
     def _count_token(self) -> None:
         now_s = time.perf_counter()

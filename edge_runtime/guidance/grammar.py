@@ -32,7 +32,7 @@ _JSON_STYLE = {
 
 @dataclass(frozen=True)
 class JsonSchema:
-    """An instance of a JSON schema. ``text`` is JSON that was checked; see :meth:`of`."""
+    """An instance of a JSON schema. ``text`` is JSON that was checked: see :meth:`of`."""
 
     text: str
 
@@ -43,7 +43,7 @@ class JsonSchema:
         Raises:
             GrammarError: it is no schema, too large, or asks what is not supported.
         """
-        return cls(json.dumps(styled(checked_schema(schema)), ensure_ascii=False))
+        return cls(json.dumps(checked_schema(schema), ensure_ascii=False))
 
 
 @dataclass(frozen=True)
@@ -122,7 +122,7 @@ def after_reasoning(answer: str, reasoning: ReasoningPrefix) -> str:
 
 def _named(grammar: Grammar) -> dict[str, Any]:
     if isinstance(grammar, JsonSchema):
-        return {"json_schema": json.loads(grammar.text)}
+        return {"json_schema": styled(json.loads(grammar.text))}
     if isinstance(grammar, Regex):
         _check_length("regex", grammar.pattern, MAX_REGEX_CHARACTERS)
         return {"lark_grammar": f"start: /{_without_bare_slashes(grammar.pattern)}/"}

@@ -12,8 +12,8 @@ from __future__ import annotations
 
 import threading
 from collections import OrderedDict
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -37,12 +37,9 @@ _STACK_BYTES = 32 * 1024**2
 
 # Steps of the library's own, about a quarter of its defaults: what they allow takes under a second
 # on a slow core to compile, and some 20 ms for a mask at worst. A lexer's state takes 1 to 2 KB.
-_LIMITS = {
-    "initial_lexer_fuel": 250_000,
-    "max_grammar_size": 150_000,
-    "max_lexer_states": 30_000,
-    "verbose_errors": False,
-}
+_LEXER_FUEL = 250_000
+_GRAMMAR_SIZE = 150_000
+_LEXER_STATES = 30_000
 
 
 class LlguidanceConstraint:
@@ -66,7 +63,7 @@ class LlguidanceConstraint:
     @property
     def is_complete(self) -> bool:
         """As :attr:`TokenConstraint.is_complete`."""
-        return self._matcher.is_stopped()
+        return bool(self._matcher.is_stopped())
 
 
 class GrammarCompiler:
@@ -148,15 +145,21 @@ class GrammarCompiler:
             raise not_installed() from exc
         if self._library_tokenizer is None:
             self._library_tokenizer = self._read_vocabulary()
-        matcher = LLMatcher(
-            self._library_tokenizer, text, log_level=0, limits=LLParserLimits(**_LIMITS)
+        limits = LLParserLimits(
+            initial_lexer_fuel=_LEXER_FUEL,
+            max_grammar_size=_GRAMMAR_SIZE,
+            max_lexer_states=_LEXER_STATES,
+            verbose_errors=False,
         )
+        matcher = LLMatcher(self._library_tokenizer, text, log_level=0, limits=limits)
         if matcher.is_error():
             raise GrammarError(_in_our_words(matcher.get_error()))
         trial = matcher.deep_copy()
-        mask = LlguidanceConstraint(trial).allowed_tokens()
-        if not mask.any() or (trial.is_stopped() and not trial.is_accepting()):
+        trial.compute_bitmask()
+        if "NoExtension" in trial.get_error():
             raise GrammarError("the grammar matches nothing")
+        if trial.is_error():
+            raise GrammarError(_in_our_words(trial.get_error()))
         return matcher
 
     def _read_vocabulary(self) -> LLTokenizer:
@@ -193,7 +196,7 @@ class _Vocabulary:
         return self._tokenizer.encode_plain(text)
 
 
-def _thread_with_deep_stack(work: Any) -> threading.Thread:
+def _thread_with_deep_stack(work: Callable[[], None]) -> threading.Thread:
     """Start a thread whose stack is deep on every system: the default ranges from 128 KB to 8 MB."""
     before = threading.stack_size(_STACK_BYTES)
     try:
@@ -205,7 +208,9 @@ def _thread_with_deep_stack(work: Any) -> threading.Thread:
 
 
 def _failed(matcher: LLMatcher) -> GrammarError:
-    return GrammarError(f"the answer left its grammar: {_in_our_words(matcher.get_error())}")
+    return GrammarError(
+        f"the answer cannot go on within its grammar: {first_line(matcher.get_error())}"
+    )
 
 
 def _in_our_words(complaint: str) -> str:

@@ -37,7 +37,9 @@ _DATE = (
     r"[1-9][0-9]{3}-((0[13578]|1[02])-(0[1-9]|[12][0-9]|3[01])|(0[469]|11)-(0[1-9]|[12][0-9]|30)"
     r"|02-(0[1-9]|1[0-9]|2[0-8]))"
 )
-_TIME = r"([01][0-9]|2[0-3]):[0-5][0-9]:[0-5][0-9](\.[0-9]{1,6})?(Z|[+-]([01][0-9]|2[0-3]):[0-5][0-9])"
+_TIME = (
+    r"([01][0-9]|2[0-3]):[0-5][0-9]:[0-5][0-9](\.[0-9]{1,6})?(Z|[+-]([01][0-9]|2[0-3]):[0-5][0-9])"
+)
 _STRICT_FORMATS = {
     "date": f"^{_DATE}$",
     "time": f"^{_TIME}$",
@@ -179,7 +181,9 @@ class _Bounds:
         properties = schema.get("properties")
         names = properties if isinstance(properties, dict) else {}
         required = schema.get("required")
-        wanted = {n for n in required if isinstance(n, str)} if isinstance(required, list) else set()
+        wanted = (
+            {n for n in required if isinstance(n, str)} if isinstance(required, list) else set()
+        )
         if len(names) > MAX_PROPERTIES or len(wanted) > MAX_PROPERTIES:
             raise GrammarError(
                 f"{path} has {max(len(names), len(wanted))} properties; "

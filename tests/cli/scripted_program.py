@@ -45,6 +45,7 @@ class Script:
     loaded: list[Any] = field(default_factory=list)
     prompts: list[Any] = field(default_factory=list)
     params: list[SamplingParams] = field(default_factory=list)
+    constraints: list[Any] = field(default_factory=list)
     closed: int = 0
     cancelled: int = 0
 
@@ -58,6 +59,7 @@ class ScriptedEngine:
         self.manifest = SimpleNamespace(name="scripted", generation=script.advice)
         self.context_length = script.context_length
         self.memory_plan = None
+        self.grammars = SimpleNamespace(constraint=lambda grammar: ("constraint", grammar))
         self.chat_template = object() if script.has_template else None
 
     def __enter__(self) -> ScriptedEngine:
@@ -97,8 +99,11 @@ class ScriptedDriver:
     def __exit__(self, *error: object) -> None:
         pass
 
-    def submit(self, prompt_ids: Sequence[int], params: SamplingParams) -> ScriptedHandle:
+    def submit(
+        self, prompt_ids: Sequence[int], params: SamplingParams, *, constraint: Any = None
+    ) -> ScriptedHandle:
         self._engine.script.params.append(params)
+        self._engine.script.constraints.append(constraint)
         return ScriptedHandle(self._engine, list(prompt_ids), params)
 
 

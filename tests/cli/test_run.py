@@ -18,6 +18,7 @@ from scripted_program import Script, installed
 from edge_runtime.bundle import GenerationDefaults
 from edge_runtime.cli.main import main
 from edge_runtime.errors import ProviderError
+from edge_runtime.guidance.grammar import Regex
 
 GiveStdin = Callable[[bytes | None], None]
 PROGRAM = [sys.executable, scripted_program.__file__]
@@ -210,6 +211,12 @@ def test_a_wrong_option_is_refused_before_anything_is_loaded(script: Script, cap
 
 
 # Output
+
+
+def test_the_form_of_an_answer_arrives_as_a_constraint(script: Script):
+    main(["run", "m", "Hi"])
+    main(["run", "m", "Hi", "--regex", "a|b"])
+    assert script.constraints == [None, ("constraint", Regex("a|b"))]
 
 
 def test_json_is_one_object_with_everything(script: Script, capsys):
