@@ -6,6 +6,8 @@ EdgeRuntimeError
 │   ├── PromptTooLongError       more tokens than the context holds
 │   ├── MemoryCapError           a memory cap that the model does not fit in
 │   ├── GrammarError             a schema, regex or grammar that an answer cannot be held to
+│   ├── UnknownProviderError     a name that no execution provider has
+│   ├── UnknownTargetError       a name that no device profile has
 │   └── EmptyPromptError         nothing to evaluate
 ├── ModelNotFoundError       MODEL is no file, no directory, no name in the store or catalog
 ├── BundleError              a bundle that cannot be trusted or read
@@ -18,6 +20,7 @@ EdgeRuntimeError
 ├── TokenizerError           a tokenizer that cannot be built, or text that it cannot encode
 ├── ChatTemplateError        the model's template is broken, or refused the conversation
 ├── ProviderError            no onnxruntime, or no execution provider that runs the graph
+├── TargetError              a device profile that cannot be read
 ├── RunError                 onnxruntime failed inside a step
 ├── QueueFullError           as many requests wait as may; try again later
 └── DownloadError            pull could not bring a model
@@ -98,6 +101,14 @@ class MemoryCapError(UsageError):
         self.smallest_cap = smallest_cap
 
 
+class UnknownProviderError(UsageError):
+    """No execution provider is called so."""
+
+
+class UnknownTargetError(UsageError):
+    """No device profile is called so."""
+
+
 class ModelNotFoundError(EdgeRuntimeError):
     """MODEL names nothing that exists."""
 
@@ -140,6 +151,10 @@ class ChatTemplateError(EdgeRuntimeError):
 
 class ProviderError(EdgeRuntimeError):
     """No onnxruntime is importable, or no execution provider runs the graph."""
+
+
+class TargetError(EdgeRuntimeError):
+    """A device profile cannot be read."""
 
 
 class RunError(EdgeRuntimeError):

@@ -11,6 +11,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from edge_runtime.cli.device import provider_line
 from edge_runtime.cli.session import Session, add_model_argument, add_running_arguments
 from edge_runtime.cli.tables import pairs
 from edge_runtime.engine.request import ChosenLogprob, FinishReason, Usage
@@ -193,6 +194,8 @@ def statistics(session: Session, answer: Answer) -> str:
             ("finished", answer.finish_reason.value),
             ("TTFT", f"{1000 * usage.ttft_s:.0f} ms, after {session.load_s:.2f} s of loading"),
         ]
+    if provider := provider_line(session.engine):
+        lines.append(("provider", provider))
     memory = session.engine.memory()
     resident, anonymous = _size(memory.resident_bytes), _size(memory.anonymous_bytes)
     cache = f"{memory.cache_tokens} tokens, {format_bytes(memory.cache_bytes)}"

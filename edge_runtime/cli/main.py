@@ -154,7 +154,7 @@ def _command_list() -> str:
 
 
 def _unknown_command(name: str) -> UsageError:
-    from edge_runtime.store.catalog import near_names
+    from edge_runtime.near_names import near_names
 
     near = near_names(name, COMMANDS)
     hint = f"did you mean {' or '.join(near)}?" if near else f"commands: {', '.join(COMMANDS)}"

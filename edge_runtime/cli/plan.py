@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 
+from edge_runtime.cli.device import device_defaults
 from edge_runtime.cli.session import add_model_argument, add_running_arguments, open_engine
 from edge_runtime.cli.tables import pairs, table
 from edge_runtime.engine.memory_plan import MemoryPlan
@@ -26,15 +27,15 @@ def configure(parser: argparse.ArgumentParser) -> None:
     """Add the command's arguments."""
     add_model_argument(parser)
     running = add_running_arguments(parser)
-    running.add_argument("--slots", type=int, metavar="N", default=1, help="sequences at a time")
+    running.add_argument("--slots", type=int, metavar="N", help="sequences at a time")
     running.add_argument("--chunk", type=int, metavar="N", help="most prompt tokens in a step")
     parser.add_argument("--json", action="store_true", help="print it as JSON, sizes in bytes")
 
 
 def run(arguments: argparse.Namespace) -> int:
     """Load the model, measure one chunk, print the plan."""
-    if arguments.memory_cap is None:
-        raise UsageError("plan needs a memory cap", hint="--memory-cap 300M")
+    if arguments.memory_cap is None and device_defaults(arguments).memory_cap_bytes is None:
+        raise UsageError("plan needs a memory cap", hint="--memory-cap 300M, or a --target with one")
     with open_engine(arguments, slots=arguments.slots, chunk_size=arguments.chunk) as opened:
         plan = opened.engine.memory_plan
     assert plan is not None

@@ -15,12 +15,18 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from edge_runtime.cli.device import (
+    add_device_arguments,
+    device_defaults,
+    provider_steps_shown,
+)
 from edge_runtime.cli.reporting import Reporter
 from edge_runtime.engine.memory_plan import parse_bytes
 from edge_runtime.file_hash import RememberedHashes
 from edge_runtime.providers.memory_advice import keep_heap_small
 from edge_runtime.store.home import Home
 from edge_runtime.store.names import RECIPES
+from edge_runtime.store.progress import format_bytes
 from edge_runtime.store.resolve import ensure_bundle
 
 if TYPE_CHECKING:
@@ -63,6 +69,7 @@ def add_running_arguments(parser: argparse.ArgumentParser) -> argparse._Argument
         metavar="SIZE",
         help="most memory to hold, such as 300M; chunk, slots and context give way to it",
     )
+    add_device_arguments(running)
     running.add_argument("--threads", type=int, metavar="N", help="default: what the CPU gives")
     running.add_argument("--quant", choices=RECIPES, help="the recipe of a .gguf file's export")
     return running
@@ -72,7 +79,7 @@ def add_running_arguments(parser: argparse.ArgumentParser) -> argparse._Argument
 def open_engine(
     arguments: argparse.Namespace,
     *,
-    slots: int = 1,
+    slots: int | None = 1,
     chunk_size: int | None = None,
     at_once: int = 1,
 ) -> Iterator[OpenedEngine]:
@@ -80,8 +87,8 @@ def open_engine(
 
     Args:
         arguments: those of `add_model_argument` and `add_running_arguments`.
-        slots: sequences that run at the same time.
-        chunk_size: most prompt tokens in a step; None is the engine's own choice.
+        slots: sequences that run at the same time; None is the target's choice, or one.
+        chunk_size: most prompt tokens in a step; None is the target's choice, or the engine's.
         at_once: requests that will be handed over at the same time.
 
     Raises:
@@ -89,25 +96,30 @@ def open_engine(
             refused before anything slow is done.
     """
     cap_bytes = _cap_bytes(arguments)
+    device = device_defaults(arguments)
     bundle = _bundle(arguments)
     from edge_runtime.engine.engine import Engine, EngineOptions
 
     options = EngineOptions(
         context_length=arguments.context,
-        threads=arguments.threads,
-        slots=slots,
-        memory_cap_bytes=cap_bytes,
+        providers=device.providers,
+        **device.fill(
+            threads=arguments.threads,
+            slots=slots,
+            chunk_size=chunk_size,
+            memory_cap_bytes=cap_bytes,
+        ),
     )
     options = replace(options, max_waiting=max(options.max_waiting, at_once))
-    if chunk_size is not None:
-        options = replace(options, chunk_size=chunk_size)
     hashes = RememberedHashes(Home.find().hashes)
     started_s = time.perf_counter()
-    with Engine.load(bundle, options, hash_file=hashes) as engine:
+    with provider_steps_shown():
+        loaded = Engine.load(bundle, options, hash_file=hashes)
+    with loaded as engine:
         load_s = time.perf_counter() - started_s
         if engine.memory_plan is not None and engine.memory_plan.steps:
             steps = ", ".join(engine.memory_plan.steps)
-            print(f"to stay under {arguments.memory_cap}: {steps}", file=sys.stderr, flush=True)
+            print(f"to stay under {format_bytes(engine.memory_plan.cap)}: {steps}", file=sys.stderr, flush=True)
         yield OpenedEngine(engine, load_s)
 
 

@@ -35,6 +35,7 @@ from edge_runtime.guidance.constraint import TokenConstraint
 from edge_runtime.guidance.grammar import Grammar
 from edge_runtime.guidance.llguidance_constraint import GrammarCompiler
 from edge_runtime.providers.memory_advice import MappedFiles
+from edge_runtime.providers.select import ProviderReport
 from edge_runtime.text.chat_template import ChatTemplate, no_chat_template
 from edge_runtime.text.tokenizer import Tokenizer
 
@@ -51,6 +52,7 @@ class Engine(EngineCore):
         chat_template: renders conversations; None where the model has no template.
         memory_plan: the split of the memory cap that options and context come from; None without
             a cap.
+        provider: which execution provider runs it, and why; None for a runner of one's own.
         manifest, runner, tokenizer, context_length, options, cache, mapped_weights: as
             :class:`edge_runtime.engine.core.EngineCore`.
     """
@@ -67,6 +69,7 @@ class Engine(EngineCore):
         cache: KVCache | None = None,
         mapped_weights: MappedFiles | None = None,
         memory_plan: MemoryPlan | None = None,
+        provider: ProviderReport | None = None,
     ) -> None:
         super().__init__(
             manifest,
@@ -79,6 +82,7 @@ class Engine(EngineCore):
         )
         self.chat_template = chat_template
         self.memory_plan = memory_plan
+        self.provider = provider
 
     @classmethod
     def load(
@@ -116,6 +120,7 @@ class Engine(EngineCore):
             cache=parts.cache,
             mapped_weights=parts.mapped_weights,
             memory_plan=parts.memory_plan,
+            provider=parts.provider,
         )
 
     # What a caller prepares

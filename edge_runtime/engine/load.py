@@ -7,6 +7,7 @@ are closed again.
 from __future__ import annotations
 
 import json
+import warnings
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, suppress
@@ -26,16 +27,24 @@ from edge_runtime.engine.memory_measure import CostMeter
 from edge_runtime.engine.memory_plan import MemoryAsk, MemoryPlan, plan_memory
 from edge_runtime.engine.model_runner import OrtModelRunner
 from edge_runtime.engine.options import EngineOptions, context_length
-from edge_runtime.errors import ChatTemplateError, IntegrityError, ManifestError, ProviderError
+from edge_runtime.errors import ChatTemplateError, IntegrityError, ManifestError
 from edge_runtime.providers.external_data import external_locations
 from edge_runtime.providers.memory_advice import MappedFiles, trim_heap
-from edge_runtime.providers.ort import require_version
-from edge_runtime.providers.session import CPU_PROVIDER, SessionOptions
+from edge_runtime.providers.ort import onnxruntime, require_version
+from edge_runtime.providers.select import (
+    ProviderReport,
+    ProviderRequest,
+    ProviderWarning,
+    first_that_runs,
+    graph_for,
+    requests_for,
+)
+from edge_runtime.providers.session import SessionOptions, require_provider
 from edge_runtime.providers.threads import plan_threads
 from edge_runtime.text.chat_template import ChatTemplate
 from edge_runtime.text.tokenizer import BundleTokenizer, Tokenizer
 
-_DIALECT = "fused"
+_DIALECTS = ("fused",)
 _SPECIAL_TOKENS = ("bos_token", "eos_token", "unk_token", "pad_token")
 
 
@@ -52,6 +61,15 @@ class EngineParts:
     mapped_weights: MappedFiles
     options: EngineOptions
     memory_plan: MemoryPlan | None
+    provider: ProviderReport
+
+
+@dataclass(frozen=True)
+class OpenedGraph:
+    """A runner, and the weights files that its session reads."""
+
+    runner: OrtModelRunner
+    mapped_weights: MappedFiles
 
 
 def load_parts(
@@ -71,11 +89,10 @@ def load_parts(
     bundle = Bundle.open(path, hash_file=hash_file)
     manifest = bundle.manifest
     context = context_length(manifest, options.context_length)
-    session_options = SessionOptions(plan_threads(options.threads))
-    graph = _graph_for(bundle, session_options.provider)
-    require_version(graph.oldest_onnxruntime, f"{manifest.name}'s graph")
-    _check_locations(bundle, graph)
-    mapped = MappedFiles([bundle.file(name) for name in graph.weights])
+    threads = plan_threads(options.threads)
+    requests = requests_for(
+        options.providers, onnxruntime().get_available_providers(), manifest.graphs
+    )
     meter = None if options.memory_cap_bytes is None else CostMeter()
 
     with ExitStack() as on_failure:
@@ -84,26 +101,37 @@ def load_parts(
         )
         on_failure.callback(cache.close)
 
-        def open_runner() -> OrtModelRunner:
+        def open_graph(graph: GraphEntry, request: ProviderRequest) -> OpenedGraph:
+            require_version(graph.oldest_onnxruntime, f"{manifest.name}'s graph")
+            _check_locations(bundle, graph)
+            mapped = MappedFiles([bundle.file(name) for name in graph.weights])
             with mapped.opening():
                 runner = OrtModelRunner(
                     bundle.file(graph.file),
                     cache,
                     vocabulary_size=manifest.dimensions.vocabulary_size,
-                    options=session_options,
+                    options=SessionOptions(threads, request.name, request.options),
                 )
             on_failure.callback(_close_runner, runner, mapped)
-            return runner
+            return OpenedGraph(runner, mapped)
+
+        def find_graph(provider: str) -> GraphEntry:
+            return graph_for(manifest.graphs, provider, dialects=_DIALECTS, where=str(path))
 
         # onnxruntime leaves the interpreter free while it opens the graph: the text side loads
         # meanwhile.
         with ThreadPoolExecutor(1) as pool:
-            opening = pool.submit(open_runner)
+            opening = pool.submit(
+                first_that_runs, requests, require_provider, find_graph, open_graph
+            )
             tokenizer = BundleTokenizer.load(
                 bundle.file(TOKENIZER_NAME), bos_token_id=manifest.tokenizer.bos_token_id
             )
             chat_template = _chat_template(bundle, tokenizer)
-            runner = opening.result()
+            chosen = opening.result()
+        for step in chosen.steps_down:
+            warnings.warn(f"{step}; {chosen.request.name} runs instead", ProviderWarning, 3)
+        runner, mapped = chosen.opened.runner, chosen.opened.mapped_weights
         mapped.drop_pages()
         trim_heap()
         plan = None
@@ -127,26 +155,19 @@ def load_parts(
             mapped_weights=mapped,
             options=options,
             memory_plan=plan,
+            provider=ProviderReport(
+                chosen.request.name,
+                chosen.graph,
+                chosen.reason,
+                chosen.steps_down,
+                runner.assignment,
+            ),
         )
 
 
 def _close_runner(runner: OrtModelRunner, mapped: MappedFiles) -> None:
     with mapped.closing():
         runner.close()
-
-
-def _graph_for(bundle: Bundle, provider: str) -> GraphEntry:
-    for graph in bundle.manifest.graphs:
-        if graph.dialect == _DIALECT and provider in graph.providers:
-            return graph
-    held = ", ".join(
-        f"{graph.dialect} for {' or '.join(graph.providers) or 'none'}"
-        for graph in bundle.manifest.graphs
-    )
-    raise ProviderError(
-        f"{bundle.path} has no {_DIALECT} graph for {provider}; it has {held}",
-        hint=f"export it again for {CPU_PROVIDER}",
-    )
 
 
 def _check_locations(bundle: Bundle, graph: GraphEntry) -> None:

@@ -73,7 +73,7 @@ class ModelRunner(Protocol):
 
 
 class OrtModelRunner:
-    """The graph in an onnxruntime session on the CPU, over a cache in its memory.
+    """The graph in an onnxruntime session, over a cache in the CPU's memory.
 
     Args:
         graph: the ONNX file.
@@ -90,7 +90,10 @@ class OrtModelRunner:
         self, graph: Path, cache: KVCache, *, vocabulary_size: int, options: SessionOptions
     ) -> None:
         self._ort = onnxruntime()
-        self._session: Any = open_session(graph, options)
+        opened = open_session(graph, options)
+        self.assignment = opened.assignment
+        """What the provider took of the graph; None on the CPU, which runs all of it."""
+        self._session: Any = opened.ort_session
         check_graph(self._session, graph, cache.geometry, vocabulary_size)
         self._cache = cache
         self._vocabulary_size = vocabulary_size

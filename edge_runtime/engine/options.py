@@ -47,9 +47,13 @@ class EngineOptions:
         admission: "reserve" keeps for each request all that it may come to need; "optimistic"
             starts it with room for its prompt alone, and preempts the youngest of the least urgent
             when tokens run out: it goes on later, from where it was.
+        providers: execution providers to try in this order, by onnxruntime's names or short ones
+            (``cuda``), with options where wanted (``openvino:device_type=GPU``). One alone is
+            taken or loading fails. Empty takes what onnxruntime and the bundle have.
 
     Raises:
-        InvalidParameterError: a value that is not a whole number of at least 1, or no such mode.
+        InvalidParameterError: a number that is not a whole one of at least 1, no such mode, or
+            providers that are no tuple of names.
     """
 
     context_length: int | None = None
@@ -60,8 +64,15 @@ class EngineOptions:
     cache_tokens: int | None = None
     max_waiting: int = DEFAULT_MAX_WAITING
     admission: AdmissionMode | str = AdmissionMode.RESERVE
+    providers: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
+        if not isinstance(self.providers, tuple) or not all(
+            isinstance(name, str) for name in self.providers
+        ):
+            raise InvalidParameterError(
+                f"providers is {self.providers!r:.100}", hint='use a tuple, such as ("cuda", "cpu")'
+            )
         for name in _FIELDS:
             value = getattr(self, name)
             if value is None and name in _OPTIONAL_FIELDS:

@@ -44,7 +44,7 @@ def external_locations(model: bytes) -> set[str]:
             found |= _locations_of(model, start, end)
             continue
         inside = _INSIDE[kind]
-        for number, at, stop in _byte_fields(model, start, end):
+        for number, at, stop in byte_fields(model, start, end):
             # What names a location holds the word: most nodes are passed over without a look.
             if number in inside and model.find(_KEY, at, stop) >= 0:
                 pending.append((inside[number], at, stop))
@@ -54,7 +54,7 @@ def external_locations(model: bytes) -> set[str]:
 def _locations_of(model: bytes, start: int, end: int) -> set[str]:
     keys: set[bytes] = set()
     values: set[str] = set()
-    for number, at, stop in _byte_fields(model, start, end):
+    for number, at, stop in byte_fields(model, start, end):
         if number == _ENTRY_KEY:
             keys.add(model[at:stop])
         elif number == _ENTRY_VALUE:
@@ -62,7 +62,7 @@ def _locations_of(model: bytes, start: int, end: int) -> set[str]:
     return values if _KEY in keys else set()
 
 
-def _byte_fields(model: bytes, at: int, end: int) -> Iterator[tuple[int, int, int]]:
+def byte_fields(model: bytes, at: int, end: int) -> Iterator[tuple[int, int, int]]:
     """Number, start and end of every field of a message that holds bytes."""
     while at < end:
         tag, at = (model[at], at + 1) if model[at] < 0x80 else _varint(model, at, end)

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import importlib
 import sys
-from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -84,15 +83,3 @@ def load_catalog() -> Catalog:
     toml = importlib.import_module("tomllib" if sys.version_info >= (3, 11) else "tomli")
     text = (Path(__file__).parent / "catalog.toml").read_text(encoding="utf-8")
     return decode(Catalog, toml.loads(text))
-
-
-def near_names(name: str, known: Iterable[str]) -> list[str]:
-    """The known names that ``name`` may have been meant for, likeliest first, at most three."""
-    import difflib  # only an error needs it
-
-    by_lower = {candidate.lower(): candidate for candidate in known}
-    wanted = name.lower()
-    close = difflib.get_close_matches(wanted, by_lower, n=3, cutoff=0.6)
-    if len(wanted) >= 3:
-        close += [candidate for candidate in by_lower if candidate.startswith(wanted)]
-    return [by_lower[candidate] for candidate in dict.fromkeys(close)][:3]

@@ -16,7 +16,8 @@ from pathlib import Path
 from edge_runtime.bundle import MANIFEST_NAME
 from edge_runtime.errors import ModelNotFoundError, StorageError
 from edge_runtime.file_hash import RememberedHashes
-from edge_runtime.store.catalog import load_catalog, near_names
+from edge_runtime.near_names import near_names
+from edge_runtime.store.catalog import load_catalog
 from edge_runtime.store.home import Home, storage_error
 from edge_runtime.store.names import split_recipe, store_key
 from edge_runtime.store.progress import Report

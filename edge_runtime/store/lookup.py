@@ -12,7 +12,8 @@ from pathlib import Path
 
 from edge_runtime.bundle import MANIFEST_NAME, read_manifest
 from edge_runtime.errors import ModelNotFoundError, UnsupportedModelError, UsageError
-from edge_runtime.store.catalog import CatalogEntry, load_catalog, near_names
+from edge_runtime.near_names import near_names
+from edge_runtime.store.catalog import CatalogEntry, load_catalog
 from edge_runtime.store.contents import HUB_PREFIX, StoredKind, list_models, matching
 from edge_runtime.store.home import Home
 from edge_runtime.store.names import Recipe, split_recipe

@@ -22,8 +22,9 @@ from edge_runtime.errors import (
     UsageError,
 )
 from edge_runtime.file_hash import RememberedHashes
+from edge_runtime.near_names import near_names
 from edge_runtime.store import hub, wheel
-from edge_runtime.store.catalog import CatalogEntry, Source, load_catalog, near_names
+from edge_runtime.store.catalog import CatalogEntry, Source, load_catalog
 from edge_runtime.store.home import HOME_VARIABLE, Home, make_folder, storage_error
 from edge_runtime.store.progress import Notice, Report, format_bytes
 

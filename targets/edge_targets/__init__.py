@@ -1,1 +1,1 @@
-"""Device profiles as data."""
+"""Device profiles as data, and the loader that checks them."""

@@ -60,6 +60,7 @@ class ScriptedEngine:
         self.context_length = script.context_length
         self.memory_plan = None
         self.grammars = SimpleNamespace(constraint=lambda grammar: ("constraint", grammar))
+        self.provider = None
         self.chat_template = object() if script.has_template else None
 
     def __enter__(self) -> ScriptedEngine:

@@ -101,8 +101,9 @@ def test_a_bundle_without_a_graph_for_this_runtime_says_what_it_has(
     bundle: Path, wrong: dict[str, Any]
 ) -> None:
     change_manifest(bundle, lambda plain: plain["graphs"][0].update(wrong))
-    with pytest.raises(ProviderError, match="no fused graph for CPU"):
+    with pytest.raises(ProviderError, match="has no graph for CPU") as caught:
         Engine.load(bundle)
+    assert "edge-runtime export" in str(caught.value.hint)
 
 
 def test_the_graph_for_this_runtime_is_found_among_others(bundle: Path) -> None:

@@ -1,9 +1,11 @@
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 
 import pytest
-from support.fake_onnxruntime import Script
+from support.fake_onnxruntime import Script, module
+from support.simulated_machine import simulated
 
 from edge_runtime.errors import ProviderError
 from edge_runtime.providers.session import SessionOptions, open_session
@@ -16,7 +18,7 @@ CUDA = "CUDAExecutionProvider"
 
 def test_a_session_opens_on_exactly_the_provider_asked_for(script: Script) -> None:
     session = open_session(GRAPH, SessionOptions(ONE_THREAD))
-    assert session.get_providers() == ["CPUExecutionProvider"]
+    assert session.ort_session.get_providers() == ["CPUExecutionProvider"]
     ((path, _, arguments),) = script.opened
     assert path == str(GRAPH)
     assert arguments["providers"] == ["CPUExecutionProvider"]
@@ -29,12 +31,12 @@ def test_no_fallback_is_left_to_onnxruntime(script: Script) -> None:
     assert script.fallback_disabled == 1
 
 
-def test_a_provider_that_is_not_in_the_build_is_refused_with_those_that_are(
-    script: Script,
+def test_a_provider_that_is_not_in_the_build_is_refused_with_a_cure(
+    script: Script, tmp_path: Path
 ) -> None:
     with pytest.raises(ProviderError, match=f"{CUDA} is not in this onnxruntime 1.23.2") as caught:
-        open_session(GRAPH, SessionOptions(ONE_THREAD, CUDA))
-    assert "CPUExecutionProvider" in str(caught.value.hint)
+        open_session(GRAPH, SessionOptions(ONE_THREAD, CUDA), simulated(tmp_path))
+    assert "no NVIDIA GPU" in str(caught.value.hint)
     assert not script.opened
 
 
@@ -44,9 +46,12 @@ def test_a_silent_fallback_to_the_cpu_is_an_error(script: Script) -> None:
         open_session(GRAPH, SessionOptions(ONE_THREAD, CUDA))
 
 
-def test_a_provider_that_starts_is_kept(script: Script) -> None:
+def test_a_provider_that_starts_is_kept(script: Script, monkeypatch: pytest.MonkeyPatch) -> None:
     script.available = script.starts = (CUDA, "CPUExecutionProvider")
-    assert CUDA in open_session(GRAPH, SessionOptions(ONE_THREAD, CUDA)).get_providers()
+    script.nodes = {CUDA: ["MatMulNBits"]}
+    monkeypatch.setitem(sys.modules, "onnxruntime", module(script))
+    opened = open_session(GRAPH, SessionOptions(ONE_THREAD, CUDA))
+    assert CUDA in opened.ort_session.get_providers()
 
 
 @pytest.mark.parametrize("error", [RuntimeError, ValueError, Exception])

@@ -5,7 +5,8 @@ import re
 import pytest
 
 from edge_runtime.bundle import is_safe_relative_path
-from edge_runtime.store.catalog import load_catalog, near_names
+from edge_runtime.near_names import near_names
+from edge_runtime.store.catalog import load_catalog
 from edge_runtime.store.names import RECIPES
 
 
