@@ -35,7 +35,9 @@ def configure(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> int:
     """Load the model, measure one chunk, print the plan."""
     if arguments.memory_cap is None and device_defaults(arguments).memory_cap_bytes is None:
-        raise UsageError("plan needs a memory cap", hint="--memory-cap 300M, or a --target with one")
+        raise UsageError(
+            "plan needs a memory cap", hint="--memory-cap 300M, or a --target with one"
+        )
     with open_engine(arguments, slots=arguments.slots, chunk_size=arguments.chunk) as opened:
         plan = opened.engine.memory_plan
     assert plan is not None

@@ -119,7 +119,11 @@ def open_engine(
         load_s = time.perf_counter() - started_s
         if engine.memory_plan is not None and engine.memory_plan.steps:
             steps = ", ".join(engine.memory_plan.steps)
-            print(f"to stay under {format_bytes(engine.memory_plan.cap)}: {steps}", file=sys.stderr, flush=True)
+            print(
+                f"to stay under {format_bytes(engine.memory_plan.cap)}: {steps}",
+                file=sys.stderr,
+                flush=True,
+            )
         yield OpenedEngine(engine, load_s)
 
 
