@@ -19,7 +19,12 @@ from typing import TYPE_CHECKING, Any
 
 from edge_runtime.api.json_fields import required
 from edge_runtime.api.openai_error import SERVER_ERROR, RequestRefusedError, error_reply
-from edge_runtime.api.openai_request import read_chat_request, read_completion_request
+from edge_runtime.api.openai_request import (
+    ChatRequest,
+    CompletionRequest,
+    read_chat_request,
+    read_completion_request,
+)
 from edge_runtime.api.openai_response import ReplyHead, chat_completion, text_completion
 from edge_runtime.batch_file import BatchLine
 from edge_runtime.engine.request import ChosenLogprob, Completion, FinishReason, Usage
@@ -211,23 +216,23 @@ def _prepare(engine: Engine, line: BatchLine) -> _Prepared:
 
 def _prepare_chat(engine: Engine, body: Mapping[str, Any]) -> _Prepared:
     request = read_chat_request(body, engine.manifest.generation)
-    _refuse_stream(request.stream)
+    _refuse_what_a_file_cannot_hold(request)
     ids = engine.encode_chat(request.messages, template_arguments=request.template_arguments)
 
     def reply(head: ReplyHead, completion: Completion) -> dict[str, Any]:
-        return chat_completion(head, completion, engine.tokenizer)
+        return chat_completion(head, [completion], engine.tokenizer)
 
     return _Prepared(ids, request.params, reply, "chatcmpl")
 
 
 def _prepare_completion(engine: Engine, body: Mapping[str, Any]) -> _Prepared:
     request = read_completion_request(body, engine.manifest.generation)
-    _refuse_stream(request.stream)
+    _refuse_what_a_file_cannot_hold(request)
     prompt = request.prompt
     ids = engine.encode_prompt(prompt) if isinstance(prompt, str) else list(prompt)
 
     def reply(head: ReplyHead, completion: Completion) -> dict[str, Any]:
-        return text_completion(head, completion, engine.tokenizer)
+        return text_completion(head, [completion], engine.tokenizer)
 
     return _Prepared(ids, request.params, reply, "cmpl")
 
@@ -235,8 +240,12 @@ def _prepare_completion(engine: Engine, body: Mapping[str, Any]) -> _Prepared:
 _ENDPOINTS = {CHAT_URL: _prepare_chat, COMPLETION_URL: _prepare_completion}
 
 
-def _refuse_stream(stream: bool) -> None:
-    if stream:
+def _refuse_what_a_file_cannot_hold(request: ChatRequest | CompletionRequest) -> None:
+    if request.answers != 1:
+        raise RequestRefusedError(
+            f"n is {request.answers}: a line gets one answer", param="n", code="unsupported_value"
+        )
+    if request.stream:
         raise RequestRefusedError(
             "stream is True: an answer in a file comes whole",
             param="stream",

@@ -142,13 +142,34 @@ def test_a_wrong_value_is_refused_under_the_name_that_was_used(fields, param, sa
     assert error.param == param and says in error.message
 
 
+# Delivery
+
+
+def test_streaming_usage_and_the_number_of_answers_are_read():
+    assert (chat().stream, chat().include_usage, chat().answers) == (False, False, 1)
+    asked = chat(stream=True, stream_options={"include_usage": True}, n=3)
+    assert (asked.stream, asked.include_usage, asked.answers) == (True, True, 3)
+    assert completion(n=2).answers == 2
+
+
+@pytest.mark.parametrize(
+    "fields, param",
+    [
+        ({"n": 0}, "n"),
+        ({"stream_options": {"include_usage": True}}, "stream_options"),
+        ({"stream": True, "stream_options": {"include_usage": 1}}, "stream_options.include_usage"),
+    ],
+)
+def test_what_cannot_be_delivered_is_refused(fields, param):
+    assert refusal(**fields).param == param
+
+
 # What cannot be honoured
 
 
 @pytest.mark.parametrize(
     "fields",
     [
-        {"n": 2},
         {"best_of": 3},
         {"tools": [{"type": "function"}]},
         {"functions": [{"name": "f"}]},
@@ -276,6 +297,7 @@ def test_a_body_that_is_no_object_is_refused(body):
 )
 def test_errors_say_who_is_to_blame(error, status, kind, code):
     reply = error_reply(error)
+    counts = {"n_prompt_tokens": 9, "n_ctx": 8} if code == "context_length_exceeded" else {}
     assert reply.status_code == status
     assert reply.body == {
         "error": {
@@ -283,5 +305,6 @@ def test_errors_say_who_is_to_blame(error, status, kind, code):
             "type": kind,
             "param": getattr(error, "param", None),
             "code": code,
+            **counts,
         }
     }

@@ -34,7 +34,7 @@ def answer(text: str, *, logprobs: bool, end: bool = True) -> Completion:
 
 
 def test_a_chat_answer_has_a_message_and_counts():
-    assert chat_completion(HEAD, answer("Hi", logprobs=False), TOKENIZER) == {
+    assert chat_completion(HEAD, [answer("Hi", logprobs=False)], TOKENIZER) == {
         "id": "id-1",
         "object": "chat.completion",
         "created": 1_700_000_000,
@@ -57,7 +57,7 @@ def test_a_chat_answer_has_a_message_and_counts():
 
 
 def test_chat_logprobs_give_text_and_bytes_without_the_end_token():
-    choice = chat_completion(HEAD, answer("é", logprobs=True), TOKENIZER)["choices"][0]
+    choice = chat_completion(HEAD, [answer("é", logprobs=True)], TOKENIZER)["choices"][0]
     first, second = choice["logprobs"]["content"]
     assert (first["token"], first["bytes"], first["logprob"]) == ("\ufffd", [0xC3], -0.5)
     assert second["bytes"] == [0xA9]
@@ -66,7 +66,7 @@ def test_chat_logprobs_give_text_and_bytes_without_the_end_token():
 
 
 def test_completion_logprobs_are_columns_with_offsets_in_characters():
-    body = text_completion(HEAD, answer("aéb", logprobs=True, end=False), TOKENIZER)
+    body = text_completion(HEAD, [answer("aéb", logprobs=True, end=False)], TOKENIZER)
     choice = body["choices"][0]
     assert (body["object"], choice["text"], choice["finish_reason"]) == (
         "text_completion", "aéb", "length",
@@ -80,4 +80,4 @@ def test_completion_logprobs_are_columns_with_offsets_in_characters():
 
 @pytest.mark.parametrize("write", [chat_completion, text_completion])
 def test_an_answer_is_json_without_infinities(write):
-    json.dumps(write(HEAD, answer("x", logprobs=True), TOKENIZER), allow_nan=False)
+    json.dumps(write(HEAD, [answer("x", logprobs=True)], TOKENIZER), allow_nan=False)

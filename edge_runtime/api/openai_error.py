@@ -5,7 +5,8 @@ Knows the tree of errors; knows no HTTP library and no file.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
 from edge_runtime.errors import (
@@ -37,19 +38,23 @@ class RequestRefusedError(UsageError):
 
 @dataclass(frozen=True)
 class ErrorReply:
-    """What a client is told: a status as in HTTP, and the fields of OpenAI's error object."""
+    """What a client is told: a status as in HTTP, and the fields of OpenAI's error object.
+
+    ``details`` are further fields, of local servers.
+    """
 
     status_code: int
     message: str
     type: str
     param: str | None
     code: str | None
+    details: Mapping[str, Any] = field(default_factory=dict)
 
     @property
     def body(self) -> dict[str, Any]:
         """The JSON object of the reply."""
         fields = {"message": self.message, "type": self.type}
-        return {"error": {**fields, "param": self.param, "code": self.code}}
+        return {"error": {**fields, "param": self.param, "code": self.code, **self.details}}
 
 
 def error_reply(exc: EdgeRuntimeError) -> ErrorReply:
@@ -60,11 +65,18 @@ def error_reply(exc: EdgeRuntimeError) -> ErrorReply:
     if isinstance(exc, RequestRefusedError):
         return _bad_request(exc.message, exc.param, exc.code)
     if isinstance(exc, PromptTooLongError):
-        return _bad_request(exc.message, None, "context_length_exceeded")
+        # llama-server's clients read the counts.
+        counts = {"n_prompt_tokens": exc.prompt_tokens, "n_ctx": exc.context_length}
+        return _bad_request(exc.message, None, "context_length_exceeded", counts)
     if isinstance(exc, (UsageError, ChatTemplateError, TokenizerError)):
         return _bad_request(exc.message, None, None)
     return ErrorReply(SERVER_ERROR, exc.message, "server_error", None, "server_error")
 
 
-def _bad_request(message: str, param: str | None, code: str | None) -> ErrorReply:
-    return ErrorReply(BAD_REQUEST, message, "invalid_request_error", param, code)
+def _bad_request(
+    message: str,
+    param: str | None,
+    code: str | None,
+    details: Mapping[str, Any] | None = None,
+) -> ErrorReply:
+    return ErrorReply(BAD_REQUEST, message, "invalid_request_error", param, code, details or {})

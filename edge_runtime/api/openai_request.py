@@ -1,9 +1,9 @@
 """Reads the JSON body of an OpenAI-style request into a prompt and sampling parameters.
 
-Fields that one sequence can honour are read, with the extensions that local servers share. A field
+Fields that the engine can honour are read, with the extensions that local servers share. A field
 that would change the answer and cannot be honoured is refused by name; a field that is not known,
-and null, say nothing. ``model`` must be a string and is not compared with anything: whoever runs
-the model chose it, and files written for a hosted model run unchanged.
+and null, say nothing. ``model`` must be a string and is not compared with anything here: a batch
+runs one model, and files written for a hosted model run unchanged.
 
 Knows no HTTP, no file and no engine; lengths and token ids are checked where the model is known.
 """
@@ -33,21 +33,26 @@ class ChatRequest:
 
     ``messages`` are as they came, checked: a role each, and content that is a string, None, or a
     list of text parts. ``template_arguments`` are further variables for the chat template.
+    ``answers`` is how many are wanted; with ``include_usage`` a stream ends with the token counts.
     """
 
     messages: tuple[Mapping[str, Any], ...]
     params: SamplingParams
     template_arguments: Mapping[str, Any]
     stream: bool
+    include_usage: bool = False
+    answers: int = 1
 
 
 @dataclass(frozen=True)
 class CompletionRequest:
-    """A text to continue: as it is, or as token ids."""
+    """A text to continue: as it is, or as token ids. The rest as in :class:`ChatRequest`."""
 
     prompt: str | tuple[int, ...]
     params: SamplingParams
     stream: bool
+    include_usage: bool = False
+    answers: int = 1
 
 
 def read_chat_request(body: object, defaults: GenerationDefaults) -> ChatRequest:
@@ -68,10 +73,12 @@ def read_chat_request(body: object, defaults: GenerationDefaults) -> ChatRequest
         arguments.setdefault("reasoning_effort", effort)  # templates of reasoning models read it
     said = _sampling(fields) | {"logprobs": _chat_logprobs(fields)}
     return ChatRequest(
-        messages=_messages(fields),
+        messages=read_messages(fields),
         params=sampling_params(defaults, **said),
         template_arguments=arguments,
         stream=bool(optional(fields, "stream", bool)),
+        include_usage=_include_usage(fields),
+        answers=_answers(fields),
     )
 
 
@@ -84,6 +91,8 @@ def read_completion_request(body: object, defaults: GenerationDefaults) -> Compl
         prompt=_prompt(fields),
         params=sampling_params(defaults, **said),
         stream=bool(optional(fields, "stream", bool)),
+        include_usage=_include_usage(fields),
+        answers=_answers(fields),
     )
 
 
@@ -107,11 +116,9 @@ def _is_one(value: Any) -> bool:
     return bool(value == 1)
 
 
-_ONE_ANSWER = "a request gets one answer"
 _NO_TOOLS = "tools are not supported"
 _UNSUPPORTED = {
-    "n": _Unsupported(int, _is_one, _ONE_ANSWER),
-    "best_of": _Unsupported(int, _is_one, _ONE_ANSWER),
+    "best_of": _Unsupported(int, _is_one, "all answers are returned: use n"),
     "tools": _Unsupported(list, _is_empty, _NO_TOOLS),
     "functions": _Unsupported(list, _is_empty, _NO_TOOLS),
     "tool_choice": _Unsupported((str, dict), lambda v: v in ("none", "auto"), _NO_TOOLS),
@@ -142,6 +149,32 @@ def _common_fields(body: object) -> Mapping[str, Any]:
                 f"{name} is {shown(value)}: {unsupported.why}", param=name, code="unsupported_value"
             )
     return fields
+
+
+# Delivery
+
+
+def _include_usage(fields: Mapping[str, Any]) -> bool:
+    options = optional(fields, "stream_options", dict)
+    if options is None:
+        return False
+    if not fields.get("stream"):
+        raise RequestRefusedError(
+            "stream_options needs stream to be true", param="stream_options", code="invalid_value"
+        )
+    value = options.get("include_usage")
+    if value is not None and not is_a(value, bool):
+        raise wrong_type("stream_options.include_usage", value, "true or false")
+    return bool(value)
+
+
+def _answers(fields: Mapping[str, Any]) -> int:
+    n = optional(fields, "n", int)
+    if n is not None and n < 1:
+        raise RequestRefusedError(
+            f"n is {n}; it must be 1 or more", param="n", code="invalid_value"
+        )
+    return 1 if n is None else int(n)
 
 
 # Sampling
@@ -228,7 +261,12 @@ def _chat_logprobs(fields: Mapping[str, Any]) -> int | None:
 # Prompts
 
 
-def _messages(fields: Mapping[str, Any]) -> tuple[Mapping[str, Any], ...]:
+def read_messages(fields: Mapping[str, Any]) -> tuple[Mapping[str, Any], ...]:
+    """The ``messages`` of a body, checked.
+
+    Raises:
+        RequestRefusedError: they are missing, none, or not messages of text.
+    """
     messages = required(fields, "messages", list)
     if not messages:
         raise RequestRefusedError("messages is empty", param="messages", code="invalid_value")

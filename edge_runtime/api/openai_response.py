@@ -33,54 +33,113 @@ class ReplyHead:
 
 
 def chat_completion(
-    head: ReplyHead, completion: Completion, tokenizer: Tokenizer
+    head: ReplyHead, answers: Sequence[Completion], tokenizer: Tokenizer
 ) -> dict[str, Any]:
-    """The ``chat.completion`` object of an answer."""
-    entries = _entries_of_text(completion, tokenizer)
-    content = [_chat_entry(entry, tokenizer) for entry in entries]
-    choice = {
-        "index": 0,
-        "message": {"role": "assistant", "content": completion.text, "refusal": None},
-        "logprobs": {"content": content, "refusal": None} if completion.logprobs else None,
-        "finish_reason": completion.finish_reason.value,
-    }
-    return _reply(head, "chat.completion", choice, completion.usage)
+    """The ``chat.completion`` object of one answer or more to the same prompt."""
+    choices = [
+        {
+            "index": index,
+            "message": {"role": "assistant", "content": answer.text, "refusal": None},
+            "logprobs": chat_logprobs(answer.logprobs, answer.finish_reason, tokenizer),
+            "finish_reason": answer.finish_reason.value,
+        }
+        for index, answer in enumerate(answers)
+    ]
+    return _reply(head, "chat.completion", choices, [answer.usage for answer in answers])
 
 
 def text_completion(
-    head: ReplyHead, completion: Completion, tokenizer: Tokenizer
+    head: ReplyHead, answers: Sequence[Completion], tokenizer: Tokenizer
 ) -> dict[str, Any]:
-    """The ``text_completion`` object of an answer."""
-    entries = _entries_of_text(completion, tokenizer)
-    choice = {
-        "index": 0,
-        "text": completion.text,
-        "logprobs": _columns(entries, tokenizer) if completion.logprobs else None,
-        "finish_reason": completion.finish_reason.value,
+    """The ``text_completion`` object of one answer or more to the same prompt."""
+    choices = [
+        {
+            "index": index,
+            "text": answer.text,
+            "logprobs": text_logprobs(answer.logprobs, answer.finish_reason, tokenizer),
+            "finish_reason": answer.finish_reason.value,
+        }
+        for index, answer in enumerate(answers)
+    ]
+    return _reply(head, "text_completion", choices, [answer.usage for answer in answers])
+
+
+def usage_object(usages: Sequence[Usage]) -> dict[str, Any]:
+    """The ``usage`` of answers to one prompt: it is counted once, and their tokens are added up."""
+    prompt, cached = usages[0].prompt_tokens, usages[0].cached_tokens
+    completion = sum(usage.completion_tokens for usage in usages)
+    return {
+        "prompt_tokens": prompt,
+        "completion_tokens": completion,
+        "total_tokens": prompt + completion,
+        "prompt_tokens_details": {"cached_tokens": cached},
     }
-    return _reply(head, "text_completion", choice, completion.usage)
 
 
-def _reply(head: ReplyHead, kind: str, choice: dict[str, Any], usage: Usage) -> dict[str, Any]:
+def timings_object(usage: Usage) -> dict[str, Any]:
+    """llama-server's ``timings`` of an answer; rates are None where nothing was measured."""
+    read = usage.prompt_tokens - usage.cached_tokens
+    written = usage.completion_tokens
+    # The first token comes with the prompt's last chunk: decode steps made the others.
+    decoded = max(0, written - 1)
+    return {
+        "cache_n": usage.cached_tokens,
+        "prompt_n": read,
+        "prompt_ms": usage.prefill_s * 1e3,
+        "prompt_per_token_ms": _ratio(usage.prefill_s * 1e3, read),
+        "prompt_per_second": _ratio(read, usage.prefill_s),
+        "predicted_n": written,
+        "predicted_ms": usage.decode_s * 1e3,
+        "predicted_per_token_ms": _ratio(usage.decode_s * 1e3, decoded),
+        "predicted_per_second": _ratio(decoded, usage.decode_s),
+    }
+
+
+def chat_logprobs(
+    entries: Sequence[ChosenLogprob], reason: FinishReason | None, tokenizer: Tokenizer
+) -> dict[str, Any] | None:
+    """The ``logprobs`` of a choice or of a chunk of it; None without entries."""
+    if not entries:
+        return None
+    kept = _entries_of_text(entries, reason, tokenizer)
+    return {"content": [_chat_entry(entry, tokenizer) for entry in kept], "refusal": None}
+
+
+def text_logprobs(
+    entries: Sequence[ChosenLogprob],
+    reason: FinishReason | None,
+    tokenizer: Tokenizer,
+    *,
+    offset: int = 0,
+) -> dict[str, Any] | None:
+    """The older form, for plain completions; offsets count the answer's characters, from one."""
+    if not entries:
+        return None
+    return _columns(_entries_of_text(entries, reason, tokenizer), tokenizer, offset)
+
+
+def _reply(
+    head: ReplyHead, kind: str, choices: list[dict[str, Any]], usages: Sequence[Usage]
+) -> dict[str, Any]:
     return {
         "id": head.id,
         "object": kind,
         "created": head.created,
         "model": head.model,
-        "choices": [choice],
-        "usage": {
-            "prompt_tokens": usage.prompt_tokens,
-            "completion_tokens": usage.completion_tokens,
-            "total_tokens": usage.prompt_tokens + usage.completion_tokens,
-            "prompt_tokens_details": {"cached_tokens": usage.cached_tokens},
-        },
+        "choices": choices,
+        "usage": usage_object(usages),
     }
 
 
-def _entries_of_text(completion: Completion, tokenizer: Tokenizer) -> Sequence[ChosenLogprob]:
+def _ratio(amount: float, per: float) -> float | None:
+    return amount / per if per else None
+
+
+def _entries_of_text(
+    entries: Sequence[ChosenLogprob], reason: FinishReason | None, tokenizer: Tokenizer
+) -> Sequence[ChosenLogprob]:
     """The entries without the end token's, which is no part of the text."""
-    entries = completion.logprobs
-    ended = completion.finish_reason is FinishReason.STOP
+    ended = reason is FinishReason.STOP
     if entries and ended and tokenizer.is_special(entries[-1].chosen.token_id):
         return entries[:-1]
     return entries
@@ -103,10 +162,10 @@ def _chat_token(entry: TokenLogprob, tokenizer: Tokenizer) -> dict[str, Any]:
     }
 
 
-def _columns(entries: Sequence[ChosenLogprob], tokenizer: Tokenizer) -> dict[str, Any]:
-    """The older form: a list for each property. Offsets count the answer's characters."""
+def _columns(entries: Sequence[ChosenLogprob], tokenizer: Tokenizer, offset: int) -> dict[str, Any]:
+    """A list for each property."""
     whole_characters = codecs.getincrementaldecoder("utf-8")("ignore")
-    offsets, offset = [], 0
+    offsets = []
     for entry in entries:
         offsets.append(offset)
         offset += len(whole_characters.decode(tokenizer.token_bytes(entry.chosen.token_id)))

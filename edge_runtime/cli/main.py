@@ -36,6 +36,7 @@ COMMANDS = {
     "run": "answer one prompt",
     "chat": "talk with a model",
     "batch": "answer a file of requests, and go on after an interruption",
+    "serve": "answer over local HTTP, as OpenAI and Ollama do",
     "plan": "show how a memory cap would be split",
     "inspect": "show what a bundle or a .gguf file holds",
     "list": "show what is in the local store",

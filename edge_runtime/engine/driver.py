@@ -144,6 +144,11 @@ class EngineDriver:
             self._queued.put(handle)
         return handle
 
+    @property
+    def alive(self) -> bool:
+        """Whether requests are taken: it was not closed, and no defect has ended its thread."""
+        return not self._closed and self._thread.is_alive()
+
     def close(self) -> None:
         """Cancel what runs and what waits, and end the thread. Closing twice is harmless."""
         with self._queueing:

@@ -33,6 +33,22 @@ def test_a_request_that_cannot_be_raises_where_it_is_read() -> None:
         assert list(driver.submit(TOKENIZER.encode("hi"), GREEDY))
 
 
+def test_a_driver_is_alive_until_it_is_closed_or_a_defect_ends_it() -> None:
+    def defect(seen: Sequence[int]) -> int:
+        raise ZeroDivisionError
+
+    engine, _ = make_engine(defect)
+    with EngineDriver(engine) as driver:
+        assert driver.alive
+        with pytest.raises(ZeroDivisionError):
+            list(driver.submit(TOKENIZER.encode("hi"), GREEDY))
+        assert not driver.alive
+    engine, _ = make_engine(answering("hi", "hello"))
+    driver = EngineDriver(engine)
+    driver.close()
+    assert not driver.alive
+
+
 def test_a_listener_gets_the_deltas_instead_of_who_iterates() -> None:
     engine, _ = make_engine(answering("hi", "hello"))
     heard: list[Delta | Exception] = []
