@@ -19,7 +19,7 @@ from edge_runtime.engine.engine import Engine, EngineOptions
 from edge_runtime.generation.params import SamplingParams
 from edge_tools.command import bundle_of, parser, run, say, source_of
 from edge_tools.machine import this_machine
-from edge_tools.peer_llama_cpp import LlamaCpp
+from edge_tools.peers.peer import LlamaCpp
 from edge_tools.reference_llama import ReferenceLlama
 
 PROMPTS = (

@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import subprocess
 import tempfile
+import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -81,6 +83,30 @@ def peak_memory(command: Sequence[str], stdin_text: str) -> tuple[PeakMemory, st
             _check(command, err.read(), child.returncode)
         out.seek(0)
         return PeakMemory(_mb(rss_kb), _mb(anonymous_kb)), out.read().decode()
+
+
+@contextmanager
+def peak_of(pid: int) -> Iterator[Callable[[], PeakMemory]]:
+    """Watch a process while the block runs; what it gives tells the peaks so far."""
+    rss_kb: int | None = None
+    anonymous_kb: int | None = None
+    done = threading.Event()
+
+    def watch() -> None:
+        nonlocal rss_kb, anonymous_kb
+        while True:
+            rss_kb = _larger(rss_kb, _status_kb(pid, "VmHWM"))
+            anonymous_kb = _larger(anonymous_kb, _status_kb(pid, "RssAnon"))
+            if done.wait(_SAMPLE_EVERY_S):
+                return
+
+    watcher = threading.Thread(target=watch, daemon=True)
+    watcher.start()
+    try:
+        yield lambda: PeakMemory(_mb(rss_kb), _mb(anonymous_kb))
+    finally:
+        done.set()
+        watcher.join()
 
 
 def _check(command: Sequence[str], err: bytes, status: int) -> None:
