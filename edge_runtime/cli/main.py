@@ -39,6 +39,8 @@ COMMANDS = {
     "serve": "answer over local HTTP, as OpenAI and Ollama do",
     "plan": "show how a memory cap would be split",
     "inspect": "show what a bundle or a .gguf file holds",
+    "doctor": "show what this machine can run models on, and what is missing",
+    "targets": "list the devices that models can be made and run for",
     "list": "show what is in the local store",
     "rm": "take models out of the local store",
 }

@@ -65,9 +65,13 @@ def how_to_bring(provider: Provider, machine: Machine) -> str:
 def has_device(provider: Provider, machine: Machine) -> bool:
     """Whether the kernel shows a device of the provider's kind and maker.
 
-    True where it cannot tell: a provider for any maker, or a system without /sys.
+    True where it cannot tell: on a system without /sys, and for what is part of an ARM chip, which
+    is on no bus that lists it.
     """
     if "cpu" in provider.devices or machine.system in ("windows", "android"):
+        return True
+    on_chip = not provider.vendors or "qualcomm" in provider.vendors
+    if machine.architecture == "aarch64" and machine.system == "linux" and on_chip:
         return True
     kinds = {
         a.kind for a in machine.accelerators if not provider.vendors or a.vendor in provider.vendors
