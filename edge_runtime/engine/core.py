@@ -85,6 +85,9 @@ class EngineCore:
             ),
             max_waiting=options.max_waiting,
             can_copy=cache is not None,
+            max_inter_token_s=(
+                None if options.max_inter_token_ms is None else options.max_inter_token_ms / 1000
+            ),
         )
         self._outputs: dict[int, RequestOutput] = {}
         self._stepping: tuple[Sequence, ...] = ()
@@ -198,8 +201,8 @@ class EngineCore:
         self._set_gauges()
         if plan is None:
             return
-        self._prepare(plan)
         before_s = time.perf_counter()
+        self._prepare(plan)
         self._stepping = plan.sequences
         try:
             if any(s.cancel_requested for s in plan.sequences):
@@ -214,6 +217,8 @@ class EngineCore:
         finally:
             self._stepping = ()
         self._advance(plan, logits, time.perf_counter() - before_s)
+        # Sampling and emitting, too, are what a stream waits for.
+        self._scheduler.count_step(plan, time.perf_counter() - before_s)
 
     def reset(self) -> None:
         """Forget what finished sequences left in the cache, and give its pages back."""

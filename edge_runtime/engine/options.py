@@ -15,10 +15,19 @@ from edge_runtime.errors import InvalidParameterError
 # Models advertise up to a million tokens. The cache is committed as it is used, but what may be
 # used should be a number that the user chose or that suits a small device.
 DEFAULT_CONTEXT_LENGTH = 8192
+# Ten tokens a second is about as fast as people read. A device that reads 64 tokens of a prompt in
+# less than that never shrinks a chunk.
+DEFAULT_MAX_INTER_TOKEN_MS = 100
 # Each waiting request holds its prompt: some 8 KiB a thousand tokens. Whoever waits behind so many
 # on a small device is better told at once.
 DEFAULT_MAX_WAITING = 512
-_OPTIONAL_FIELDS = ("context_length", "threads", "memory_cap_bytes", "cache_tokens")
+_OPTIONAL_FIELDS = (
+    "context_length",
+    "threads",
+    "memory_cap_bytes",
+    "cache_tokens",
+    "max_inter_token_ms",
+)
 _FIELDS = (*_OPTIONAL_FIELDS, "chunk_size", "slots", "max_waiting")
 
 
@@ -47,6 +56,11 @@ class EngineOptions:
         admission: "reserve" keeps for each request all that it may come to need; "optimistic"
             starts it with room for its prompt alone, and preempts the youngest of the least urgent
             when tokens run out: it goes on later, from where it was.
+        max_inter_token_ms: how long a stream should wait for its next token at most because
+            other prompts are read: chunks beside it shrink to that, by what steps have cost so
+            far, down to 8 tokens. None reads full chunks. Other chunks round a little differently,
+            so that where the two likeliest tokens nearly tie, a request's text can depend on how
+            busy the device was; with None, on nothing but the request and what was cached of it.
         providers: execution providers to try in this order, by onnxruntime's names or short ones
             (``cuda``), with options where wanted (``openvino:device_type=GPU``). One alone is
             taken or loading fails. Empty takes what onnxruntime and the bundle have.
@@ -65,6 +79,7 @@ class EngineOptions:
     max_waiting: int = DEFAULT_MAX_WAITING
     admission: AdmissionMode | str = AdmissionMode.RESERVE
     providers: tuple[str, ...] = ()
+    max_inter_token_ms: int | None = DEFAULT_MAX_INTER_TOKEN_MS
 
     def __post_init__(self) -> None:
         if not isinstance(self.providers, tuple) or not all(

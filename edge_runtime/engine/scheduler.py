@@ -1,8 +1,8 @@
 """Decides what the next step does: which sequences, how many tokens of each.
 
-A step is one chunk of one sequence's prompt, or one token of every sequence that decodes. The two
-alternate, so that running streams go on while a long prompt is read. Knows token counts and slots;
-never sees an array, a text or a session.
+A step is one chunk of one sequence's prompt, several short fresh prompts, or one token of every
+sequence that decodes. The kinds alternate, so that running streams go on while a long prompt is
+read. Knows token counts and slots; never sees an array, a text or a session.
 """
 
 from __future__ import annotations
@@ -11,6 +11,8 @@ from collections.abc import Sequence as Ordered
 from dataclasses import dataclass
 
 from edge_runtime.engine.admission import TokenBudget
+from edge_runtime.engine.pacing import ChunkPacer
+from edge_runtime.engine.ragged import ragged_group
 from edge_runtime.engine.request import FinishReason
 from edge_runtime.engine.sequence import Phase, Sequence
 from edge_runtime.engine.slots import CacheChange, Slots
@@ -44,6 +46,8 @@ class Scheduler:
         budget: tokens that the cache may hold; None is without a limit.
         max_waiting: most requests that may wait; None is without a limit.
         can_copy: whether there is a cache in which a prefix can be copied from slot to slot.
+        max_inter_token_s: how long a stream may wait for its next token because prompts are read;
+            None reads full chunks.
     """
 
     def __init__(
@@ -54,12 +58,14 @@ class Scheduler:
         budget: TokenBudget | None = None,
         max_waiting: int | None = None,
         can_copy: bool = True,
+        max_inter_token_s: float | None = None,
     ) -> None:
-        self._chunk_size = chunk_size
+        self._pacer = ChunkPacer(chunk_size, max_inter_token_s)
         self._slots = Slots(slots, can_copy=can_copy)
         self._waiting = WaitingQueue(max_waiting)
         self._budget = budget
         self._prefilled_last = False
+        self._owed: set[int] = set()  # streams that get a token before the next chunk is read
         self._last_decoded_slot = -1
         self.admitting = True
         """Whether requests may start beside others; where none runs, one starts anyhow."""
@@ -104,30 +110,33 @@ class Scheduler:
         self._admit(changes)
         prefilling = [s for s in self.running if s.phase is Phase.PREFILL]
         decoding = [s for s in self.running if s.phase is Phase.DECODE]
-        if prefilling and not (decoding and self._prefilled_last):
-            self._prefilled_last = True
-            sequence = min(prefilling, key=lambda s: (-s.priority, s.id))
-            count = min(sequence.pending_tokens, self._chunk_size)
-            return StepPlan(
-                (sequence,),
-                (count,),
-                wants_logits=count == sequence.pending_tokens,
-                is_prefill=True,
-                changes=tuple(changes),
-                preempted=preempted,
-            )
-        self._prefilled_last = False
-        if decoding:
-            group = self._next_neighbours(decoding)
-            return StepPlan(
-                group,
-                (1,) * len(group),
-                wants_logits=True,
-                is_prefill=False,
-                changes=tuple(changes),
-                preempted=preempted,
-            )
-        return None
+        groups = _neighbours(decoding)
+        if self._prefilled_last:
+            self._owed = {s.id for s in decoding}
+        self._prefilled_last = bool(prefilling) and not any(s.id in self._owed for s in decoding)
+        if self._prefilled_last:
+            group, counts = self._next_chunk(prefilling, decode_steps=len(groups))
+        elif groups:
+            group = self._next_group(groups)
+            counts = (1,) * len(group)
+            self._owed -= {s.id for s in group}
+        else:
+            return None
+        return StepPlan(
+            group,
+            counts,
+            wants_logits=counts[0] == group[0].pending_tokens,
+            is_prefill=self._prefilled_last,
+            changes=tuple(changes),
+            preempted=preempted,
+        )
+
+    def count_step(self, plan: StepPlan, seconds: float) -> None:
+        """Learn what a step has cost, so that the next chunks are of a suitable size."""
+        if plan.is_prefill:
+            self._pacer.count_prefill(len(plan.sequences) * max(plan.token_counts), seconds)
+        else:
+            self._pacer.count_decode(seconds)
 
     def finish(self, sequence: Sequence, reason: FinishReason) -> int | None:
         """End a sequence in whatever phase it is; its tokens stay warm in its slot.
@@ -166,21 +175,22 @@ class Scheduler:
         """
         return self._slots.forget_warm()
 
-    def _next_neighbours(self, decoding: Ordered[Sequence]) -> tuple[Sequence, ...]:
-        """A step reads neighbouring rows of the cache: runs of them take turns."""
-        groups: list[list[Sequence]] = []
-        for sequence in decoding:
-            slot = sequence.slot
-            assert slot is not None
-            if groups and groups[-1][-1].slot == slot - 1:
-                groups[-1].append(sequence)
-            else:
-                groups.append([sequence])
+    def _next_chunk(
+        self, prefilling: Ordered[Sequence], *, decode_steps: int
+    ) -> tuple[tuple[Sequence, ...], tuple[int, ...]]:
+        """Part of the prompt of who is next, or the whole of it and of its neighbours'."""
+        most = self._pacer.chunk_tokens(decode_steps)
+        first = min(prefilling, key=lambda s: (-s.priority, s.id))
+        group = ragged_group(first, prefilling, most)
+        return group, tuple(min(s.pending_tokens, most) for s in group)
+
+    def _next_group(self, groups: Ordered[tuple[Sequence, ...]]) -> tuple[Sequence, ...]:
+        """Groups of neighbouring slots take turns."""
         starts = [group[0].slot or 0 for group in groups]
         later = [i for i, start in enumerate(starts) if start > self._last_decoded_slot]
         group = groups[later[0] if later else 0]
         self._last_decoded_slot = group[-1].slot or 0
-        return tuple(group)
+        return group
 
     def _make_room(self, changes: list[CacheChange]) -> tuple[Sequence, ...]:
         """Keep claims and warm prefixes within the budget: prefixes go first, then the youngest."""
@@ -221,3 +231,16 @@ class Scheduler:
             # First, so that no copy is made beside what is to go.
             self._trim_excess(changes)
             changes.append(admission)
+
+
+def _neighbours(decoding: Ordered[Sequence]) -> list[tuple[Sequence, ...]]:
+    """A step reads neighbouring rows of the cache: the runs of them, in slot order."""
+    groups: list[list[Sequence]] = []
+    for sequence in decoding:
+        slot = sequence.slot
+        assert slot is not None
+        if groups and groups[-1][-1].slot == slot - 1:
+            groups[-1].append(sequence)
+        else:
+            groups.append([sequence])
+    return [tuple(group) for group in groups]

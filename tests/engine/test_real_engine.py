@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import itertools
 import threading
 import time
 from collections.abc import Iterator
@@ -11,6 +10,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from support.near_tie import assert_same_or_near_tie
 
 from edge_runtime.engine.driver import EngineDriver
 from edge_runtime.engine.engine import Engine, EngineOptions
@@ -32,11 +32,6 @@ LONG_TEXT = (
 def engine(real_bundle: Path) -> Iterator[Engine]:
     with Engine.load(real_bundle) as engine:
         yield engine
-
-
-def top_two_gap(logits: np.ndarray) -> float:
-    low, high = np.sort(logits)[-2:]
-    return float(high - low)
 
 
 def test_it_knows_the_capital_of_france(engine: Engine) -> None:
@@ -69,18 +64,6 @@ def test_a_held_prefix_does_not_change_the_answer(engine: Engine) -> None:
     assert usage.cached_tokens >= 100
     found = [token for delta in deltas for token in delta.token_ids]
     assert_same_or_near_tie(engine, ids, expected, found)
-
-
-def assert_same_or_near_tie(
-    engine: Engine, ids: list[int], expected: list[int], found: list[int]
-) -> None:
-    """Equal tokens, or a parting where the two likeliest logits differ by next to nothing."""
-    pairs = zip(expected, found, strict=False)
-    same = len(list(itertools.takewhile(lambda pair: pair[0] == pair[1], pairs)))
-    if same == len(expected) == len(found):
-        return
-    logits = list(engine.score([*ids, *expected[:same]]))[-1][-1]
-    assert top_two_gap(logits) < 0.05, f"parted after {same} tokens without a near-tie"
 
 
 def test_scoring_in_chunks_gives_the_logits_of_generation(engine: Engine) -> None:

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import itertools
+
 from edge_runtime.engine.request import FinishReason
 from edge_runtime.engine.scheduler import Scheduler
 from edge_runtime.engine.sequence import Phase, Sequence
@@ -105,3 +107,48 @@ def test_slots_with_a_gap_between_them_take_turns() -> None:
     steps = [run_step(scheduler) for _ in range(4)]
     assert sorted(steps[:2]) == [[(a.id, 1)], [(c.id, 1)]]
     assert steps[2:] == steps[:2]
+
+
+def test_every_stream_gets_a_token_between_two_chunks() -> None:
+    """Also where a gap between slots makes that take several steps."""
+    scheduler = Scheduler(slots=4, chunk_size=4)
+    a, b, c = (add(scheduler, *range(100 * i, 100 * i + 4)) for i in range(3))
+    while not all(s.phase is Phase.DECODE for s in (a, b, c)):
+        run_step(scheduler)
+    scheduler.finish(b, FinishReason.STOP)
+    reader = add(scheduler, *range(500, 520))
+    assert reader.slot is None
+    steps = [run_step(scheduler) for _ in range(9)]
+    chunks = [i for i, step in enumerate(steps) if step == [(reader.id, 4)]]
+    assert len(chunks) == 3
+    for start, end in itertools.pairwise(chunks):
+        between = [sequence for step in steps[start + 1 : end] for sequence, _ in step]
+        assert sorted(between) == [a.id, c.id]
+
+
+def test_short_fresh_prompts_are_read_in_one_step_that_ends_them_all() -> None:
+    scheduler = Scheduler(slots=3, chunk_size=64)
+    prompts = [add(scheduler, *range(100 * i, 100 * i + 8 + i)) for i in range(3)]
+    assert run_step(scheduler) == [(s.id, 8 + i) for i, s in enumerate(prompts)]
+    assert run_step(scheduler) == [(s.id, 1) for s in prompts]
+
+
+def test_chunks_beside_a_stream_shrink_to_the_bound() -> None:
+    scheduler = Scheduler(slots=2, chunk_size=64, max_inter_token_s=0.06)
+    stream = add(scheduler, *range(64))
+    sizes = []
+    for step in range(40):
+        if step == 2:
+            add(scheduler, *range(1000, 3000))
+        plan = scheduler.schedule()
+        assert plan is not None
+        for sequence, count in zip(plan.sequences, plan.token_counts, strict=True):
+            sequence.held_tokens += count
+            if plan.wants_logits:
+                sequence.tokens.append(7)
+                sequence.phase = Phase.DECODE
+        scheduler.count_step(plan, 0.002 * sum(plan.token_counts))
+        if plan.is_prefill and stream not in plan.sequences:
+            sizes.append(plan.token_counts[0])
+    assert len(sizes) > 10, "the prompt goes on"
+    assert set(sizes[8:]) == {24}, "2 ms for the stream and 48 of 58 left"
