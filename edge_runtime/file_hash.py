@@ -10,10 +10,12 @@ from __future__ import annotations
 import json
 import os
 import tempfile
+from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 
 _BLOCK_BYTES = 1 << 20
+_CHECKPOINT_SUFFIXES = (".json", ".safetensors", ".jinja", ".model")
 
 
 def sha256_of_file(path: Path) -> str:
@@ -29,6 +31,42 @@ def sha256_of_file(path: Path) -> str:
         while block := stream.read(_BLOCK_BYTES):
             digest.update(block)
     return digest.hexdigest()
+
+
+def sha256_of_directory(
+    directory: Path, *, hash_file: Callable[[Path], str] = sha256_of_file
+) -> str:
+    """One hash for the files of a Hugging Face model directory that an export is made from.
+
+    It is the sha256 of a line for each of them, in the order of their names: the file's sha256,
+    two spaces, and its path.
+
+    Args:
+        directory: subdirectories count too, those of a dot name do not.
+        hash_file: gives a file's sha256; a caller may pass a remembering one.
+
+    Raises:
+        OSError: a file cannot be read.
+    """
+    import hashlib
+
+    digest = hashlib.sha256()
+    for file in checkpoint_files(directory):
+        name = file.relative_to(directory).as_posix()
+        digest.update(f"{hash_file(file)}  {name}\n".encode())
+    return digest.hexdigest()
+
+
+def checkpoint_files(directory: Path) -> list[Path]:
+    """The files of a Hugging Face model directory that an export is made from, by name."""
+    files = [
+        p
+        for p in directory.rglob("*")
+        if p.suffix in _CHECKPOINT_SUFFIXES
+        and not any(part.startswith(".") for part in p.relative_to(directory).parts)
+        and p.is_file()
+    ]
+    return sorted(files, key=lambda p: p.relative_to(directory).as_posix())
 
 
 class RememberedHashes:

@@ -1,4 +1,4 @@
-"""Turn a .gguf file into a bundle, in the local store or in a directory of yours."""
+"""Turn a .gguf file or a model directory into a bundle, in the local store or in a directory of yours."""
 
 from __future__ import annotations
 
@@ -26,7 +26,11 @@ from edge_runtime.typed_data import encode
 
 def configure(parser: argparse.ArgumentParser) -> None:
     """Add the command's arguments."""
-    parser.add_argument("source", metavar="SOURCE", help="a .gguf file, or a name that was pulled")
+    parser.add_argument(
+        "source",
+        metavar="SOURCE",
+        help="a .gguf file, a Hugging Face directory (safetensors), or a name that was pulled",
+    )
     parser.add_argument(
         "-o", "--output", metavar="DIR", type=Path, help="the bundle's directory (default: store)"
     )
@@ -56,13 +60,13 @@ def _export(arguments: argparse.Namespace, report: Report) -> Path:
     found = resolve(arguments.source, home=home)
     if isinstance(found, BundleDirectory):
         raise UsageError(
-            f"{arguments.source} is a bundle already", hint="give the .gguf file it was made from"
+            f"{arguments.source} is a bundle already", hint="give what it was made from"
         )
     source = found.source if isinstance(found, StoredName) else found.path
     if source is None:
         raise UsageError(
             f"the file that {arguments.source} was made from is not in the store",
-            hint="give the .gguf file itself",
+            hint="give the file or the directory itself",
         )
     if arguments.quant and found.recipe and arguments.quant != found.recipe:
         raise UsageError(f"{arguments.source!r} and --quant {arguments.quant} disagree")

@@ -1,4 +1,4 @@
-"""Show what a bundle or a .gguf file holds."""
+"""Show what a bundle, a .gguf file or a model directory holds."""
 
 from __future__ import annotations
 
@@ -41,10 +41,10 @@ def run(arguments: argparse.Namespace) -> int:
         print(_bundle_as_json(path) if arguments.json else _bundle_as_text(path))
         return 0
     with exporter_required():
-        from edge_export.sources.gguf import open_gguf
+        from edge_export.sources.source_model import open_source
 
-        with open_gguf(path) as checkpoint:
-            show = _gguf_as_json if arguments.json else _gguf_as_text
+        with open_source(path).checkpoint as checkpoint:
+            show = _source_as_json if arguments.json else _source_as_text
             print(show(checkpoint))
     return 0
 
@@ -78,8 +78,8 @@ def _bundle_as_json(path: Path) -> str:
     return json.dumps(plain, indent=2, ensure_ascii=False)
 
 
-def _gguf_as_text(checkpoint: Checkpoint) -> str:
-    size = format_bytes(checkpoint.path.stat().st_size)
+def _source_as_text(checkpoint: Checkpoint) -> str:
+    size = format_bytes(_size_bytes(checkpoint))
     header = pairs([("format", checkpoint.format), ("size", size)])
     keys = pairs([(key, _short(value)) for key, value in checkpoint.metadata.items()])
     rows = [
@@ -90,7 +90,7 @@ def _gguf_as_text(checkpoint: Checkpoint) -> str:
     return f"{checkpoint.path}\n\n{header}\n\n{keys}\n\n{kinds}"
 
 
-def _gguf_as_json(checkpoint: Checkpoint) -> str:
+def _source_as_json(checkpoint: Checkpoint) -> str:
     tensors = {
         name: {"kind": t.kind, "shape": list(t.shape), "size_bytes": t.size_bytes}
         for name, t in checkpoint.tensors.items()
@@ -98,11 +98,18 @@ def _gguf_as_json(checkpoint: Checkpoint) -> str:
     plain = {
         "kind": checkpoint.format,
         "path": str(checkpoint.path),
-        "size_bytes": checkpoint.path.stat().st_size,
+        "size_bytes": _size_bytes(checkpoint),
         "metadata": {key: _plain(value) for key, value in checkpoint.metadata.items()},
         "tensors": tensors,
     }
     return json.dumps(plain, indent=2, ensure_ascii=False)
+
+
+def _size_bytes(checkpoint: Checkpoint) -> int:
+    """Of the file, or of the tensors in a directory."""
+    if checkpoint.path.is_file():
+        return checkpoint.path.stat().st_size
+    return sum(tensor.size_bytes for tensor in checkpoint.tensors.values())
 
 
 def _kinds(checkpoint: Checkpoint) -> dict[str, tuple[int, int]]:

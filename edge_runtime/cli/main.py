@@ -32,7 +32,7 @@ _OBJECTS_BETWEEN_COLLECTIONS = 50_000
 
 COMMANDS = {
     "pull": "bring a model into the local store (the only command that uses the network)",
-    "export": "turn a .gguf file into a bundle",
+    "export": "turn a .gguf file or a model directory into a bundle",
     "run": "answer one prompt",
     "chat": "talk with a model",
     "batch": "answer a file of requests, and go on after an interruption",

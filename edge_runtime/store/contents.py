@@ -15,14 +15,15 @@ from pathlib import Path
 
 from edge_runtime.bundle import MANIFEST_NAME
 from edge_runtime.errors import ModelNotFoundError, StorageError
-from edge_runtime.file_hash import RememberedHashes
+from edge_runtime.file_hash import RememberedHashes, checkpoint_files, sha256_of_directory
 from edge_runtime.near_names import near_names
 from edge_runtime.store.catalog import load_catalog
 from edge_runtime.store.home import Home, storage_error
-from edge_runtime.store.names import split_recipe, store_key
+from edge_runtime.store.names import directory_key, split_recipe, store_key
 from edge_runtime.store.progress import Report
 
 HUB_PREFIX = "hf:"
+CONFIG_NAME = "config.json"  # what a Hugging Face directory is known by
 _TRASH_PREFIX = ".trash-"
 
 
@@ -30,6 +31,7 @@ class StoredKind(str, Enum):
     """What a stored thing is."""
 
     DOWNLOAD = "gguf"
+    CHECKPOINT = "safetensors"
     BUNDLE = "bundle"
 
 
@@ -181,11 +183,30 @@ def _hub_downloads(home: Home) -> Iterator[StoredModel]:
                 key = store_key(Path(file.name), hashes(file)) if known else None
                 inside = file.relative_to(repo).as_posix()
                 yield _download(f"{HUB_PREFIX}{org.name}/{repo.name}:{inside}", key, file)
+            if (repo / CONFIG_NAME).is_file():
+                yield _checkpoint(f"{HUB_PREFIX}{org.name}/{repo.name}", repo, exported, hashes)
 
 
 def _download(name: str, key: str | None, file: Path) -> StoredModel:
     status = file.stat()
     return StoredModel(name, StoredKind.DOWNLOAD, key, None, file, status.st_size, status.st_mtime)
+
+
+def _checkpoint(
+    name: str, directory: Path, exported: set[str], hashes: RememberedHashes
+) -> StoredModel:
+    stem = directory_key(directory, "")
+    known = any(folder.startswith(stem) for folder in exported)
+    digest = sha256_of_directory(directory, hash_file=hashes) if known else None
+    return StoredModel(
+        name=name,
+        kind=StoredKind.CHECKPOINT,
+        key=None if digest is None else directory_key(directory, digest),
+        recipe=None,
+        path=directory,
+        size_bytes=sum(file.stat().st_size for file in checkpoint_files(directory)),
+        modified_s=(directory / CONFIG_NAME).stat().st_mtime,
+    )
 
 
 def _bundles(home: Home, names: dict[str, str]) -> Iterator[StoredModel]:

@@ -1,4 +1,6 @@
-"""What a user means by MODEL: a bundle directory, a .gguf file, or a name.
+"""What a user means by MODEL: a bundle directory, a source of weights, or a name.
+
+A source is a .gguf file, or a directory as Hugging Face has it, with a config.json.
 
 A name is one in the store, ``hf:ORG/REPO[:FILE]`` that was pulled, or one in the catalog. Any MODEL
 but a bundle directory may end in ``:RECIPE``. Fetches and exports nothing: a name that is not here
@@ -14,7 +16,7 @@ from edge_runtime.bundle import MANIFEST_NAME, read_manifest
 from edge_runtime.errors import ModelNotFoundError, UnsupportedModelError, UsageError
 from edge_runtime.near_names import near_names
 from edge_runtime.store.catalog import CatalogEntry, load_catalog
-from edge_runtime.store.contents import HUB_PREFIX, StoredKind, list_models, matching
+from edge_runtime.store.contents import CONFIG_NAME, HUB_PREFIX, StoredKind, list_models, matching
 from edge_runtime.store.home import Home
 from edge_runtime.store.names import Recipe, split_recipe
 from edge_runtime.store.progress import format_bytes
@@ -29,7 +31,7 @@ class BundleDirectory:
 
 @dataclass(frozen=True)
 class SourceFile:
-    """A .gguf file that the user named by its path."""
+    """A .gguf file, or a Hugging Face directory, that the user named by its path."""
 
     path: Path
     recipe: Recipe | None
@@ -75,6 +77,8 @@ def resolve(model: str, *, home: Home | None = None) -> ModelReference:
             if asked is not None:
                 require_recipe(path, asked)
             return BundleDirectory(path)
+        if _is_file(path / CONFIG_NAME):
+            return SourceFile(path, asked)
     stored = _find_stored(name, recipe, home)
     if stored is not None:
         return stored
@@ -104,7 +108,7 @@ def _find_stored(name: str, recipe: Recipe | None, home: Home) -> StoredName | N
     if not found:
         return None
     bundles = {m.recipe: m.path for m in found if m.recipe is not None}
-    sources = [m.path for m in found if m.kind is StoredKind.DOWNLOAD]
+    sources = [m.path for m in found if m.kind is not StoredKind.BUNDLE]
     return StoredName(
         name=found[0].name,
         recipe=recipe,
@@ -178,7 +182,7 @@ def _require_gguf(path: Path) -> Path:
         raise UnsupportedModelError(f"{path}: cannot be read: {exc.strerror or exc}") from exc
     raise UnsupportedModelError(
         f"{path} is neither a bundle directory nor a .gguf file",
-        hint=f"give the directory that holds {MANIFEST_NAME}, or a .gguf file",
+        hint=f"give the directory that holds {MANIFEST_NAME} or {CONFIG_NAME}, or a .gguf file",
     )
 
 

@@ -9,7 +9,7 @@ import re
 from pathlib import PurePath
 from typing import Literal, get_args
 
-Recipe = Literal["auto", "int8", "int4"]
+Recipe = Literal["auto", "int8", "int4", "f32"]
 RECIPES: tuple[Recipe, ...] = get_args(Recipe)
 DEFAULT_RECIPE: Recipe = "auto"
 
@@ -36,5 +36,14 @@ def store_key(file: PurePath, sha256: str) -> str:
         file: the source; only its name counts.
         sha256: the hash of its content.
     """
-    stem = _UNSAFE.sub("-", file.stem)[:_MAX_STEM_CHARACTERS].strip(".-")
+    return _key(file.stem, sha256)
+
+
+def directory_key(directory: PurePath, sha256: str) -> str:
+    """As :func:`store_key`, of a directory, whose name has no suffix to leave out."""
+    return _key(directory.name, sha256)
+
+
+def _key(stem: str, sha256: str) -> str:
+    stem = _UNSAFE.sub("-", stem)[:_MAX_STEM_CHARACTERS].strip(".-")
     return f"{stem or 'model'}-{sha256[:8]}"

@@ -25,8 +25,10 @@ from edge_runtime.file_hash import RememberedHashes
 from edge_runtime.near_names import near_names
 from edge_runtime.store import hub, wheel
 from edge_runtime.store.catalog import CatalogEntry, Source, load_catalog
+from edge_runtime.store.contents import CONFIG_NAME
 from edge_runtime.store.home import HOME_VARIABLE, Home, make_folder, storage_error
 from edge_runtime.store.progress import Notice, Report, format_bytes
+from edge_runtime.store.pull_checkpoint import checkpoint_of, pull_checkpoint
 
 HUB_PREFIX = "hf:"
 _HUB_REFERENCE = re.compile(r"([\w.-]+/[\w.-]+)(?::(.+))?")
@@ -42,7 +44,7 @@ def pull(reference: str, *, report: Report, home: Home | None = None) -> Path:
         home: the store; this user's where it is None.
 
     Returns:
-        The file in the store.
+        The file in the store, or of a model in safetensors its directory.
 
     Raises:
         ModelNotFoundError: no such name in the catalog.
@@ -150,7 +152,13 @@ def _pull_from_hub(repo: str, file: str | None, home: Home, report: Report) -> P
         return final
     if file is not None:
         _require_gguf(repo, file)
+    directory = home.hub_downloads / repo
+    if file is None and (directory / CONFIG_NAME).is_file():
+        report(Notice(f"{HUB_PREFIX}{repo} is here already: {directory}"))
+        return directory
     repository = hub.describe(repo)
+    if file is None and not _gguf_files(repository):
+        return _pull_checkpoint(repository, directory, home, report)
     wanted = _choose(repository, file)
     final = hub_path(home, repo, wanted.file)
     if final.is_file():
@@ -173,13 +181,33 @@ def _pull_from_hub(repo: str, file: str | None, home: Home, report: Report) -> P
     return final
 
 
+def _pull_checkpoint(
+    repository: hub.HubRepository, directory: Path, home: Home, report: Report
+) -> Path:
+    files = checkpoint_of(repository)
+    if not files:
+        raise UnsupportedModelError(
+            f"{repository.repo} has neither a .gguf file nor a config.json with safetensors",
+            hint="look for a repository of the same model whose name ends in -GGUF",
+        )
+
+    def place(wanted: hub.HubFile, part: Path, final: Path) -> None:
+        _require_space(home, wanted.size_bytes or 0)
+        hub.fetch(wanted, part, report)
+        if wanted.sha256 is not None:
+            _check(part, wanted.sha256, home)
+        _place(part, final)
+
+    lock = "pull-" + re.sub(r"\W+", "-", repository.repo)
+    with home.exclusive(lock, doing=f"pulling {repository.repo}", report=report):
+        if not (directory / CONFIG_NAME).is_file():
+            pull_checkpoint(repository, files, directory, home=home, report=report, place=place)
+    report(Notice(f"pulled {HUB_PREFIX}{repository.repo}: {directory}"))
+    return directory
+
+
 def _choose(repository: hub.HubRepository, file: str | None) -> hub.HubFile:
-    # The names are the hub's word, and become paths here.
-    candidates = [
-        entry
-        for entry in repository.files
-        if entry.file.lower().endswith(".gguf") and is_safe_relative_path(entry.file)
-    ]
+    candidates = _gguf_files(repository)
     names = [entry.file for entry in candidates]
     if file is not None:
         for entry in candidates:
@@ -190,11 +218,6 @@ def _choose(repository: hub.HubRepository, file: str | None) -> hub.HubFile:
             f"{repository.repo} has no file {file!r}",
             hint=f"did you mean {' or '.join(near)}?" if near else _list_of(names),
         )
-    if not candidates:
-        raise UnsupportedModelError(
-            f"{repository.repo} has no .gguf file; other kinds of checkpoints cannot be used yet",
-            hint="look for a repository of the same model whose name ends in -GGUF",
-        )
     if len(candidates) > 1:
         raise UsageError(
             f"{repository.repo} has {len(names)} .gguf files: name one",
@@ -202,6 +225,15 @@ def _choose(repository: hub.HubRepository, file: str | None) -> hub.HubFile:
         )
     _require_gguf(repository.repo, names[0])
     return candidates[0]
+
+
+def _gguf_files(repository: hub.HubRepository) -> list[hub.HubFile]:
+    # The names are the hub's word, and become paths here.
+    return [
+        entry
+        for entry in repository.files
+        if entry.file.lower().endswith(".gguf") and is_safe_relative_path(entry.file)
+    ]
 
 
 def _require_gguf(repo: str, file: str) -> None:

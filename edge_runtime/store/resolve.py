@@ -19,7 +19,7 @@ from edge_runtime.errors import (
     StorageError,
     UsageError,
 )
-from edge_runtime.file_hash import RememberedHashes
+from edge_runtime.file_hash import RememberedHashes, checkpoint_files, sha256_of_directory
 from edge_runtime.store.catalog import load_catalog
 from edge_runtime.store.contents import export_lock, sweep_exports
 from edge_runtime.store.home import Home, make_folder
@@ -31,7 +31,7 @@ from edge_runtime.store.lookup import (
     require_recipe,
     resolve,
 )
-from edge_runtime.store.names import DEFAULT_RECIPE, RECIPES, Recipe, store_key
+from edge_runtime.store.names import DEFAULT_RECIPE, RECIPES, Recipe, directory_key, store_key
 from edge_runtime.store.progress import Notice, Progress, Report, format_bytes
 
 if TYPE_CHECKING:
@@ -94,7 +94,7 @@ def ensure_bundle(
         "file it was made from is not in the store",
         hint=f"edge-runtime pull {reference.name}"
         if load_catalog().find(reference.name)
-        else "give the .gguf file itself",
+        else "give the .gguf file or the model directory itself",
     )
 
 
@@ -108,12 +108,12 @@ def export_into_store(
     sha256: str | None = None,
     overwrite: bool = False,
 ) -> Path:
-    """Export a .gguf file to its place in the store, unless it is there.
+    """Export a .gguf file or a model directory to its place in the store, unless it is there.
 
     If another process is exporting the same, waits for it and uses what it made.
 
     Args:
-        source: the .gguf file.
+        source: the file or directory.
         recipe: the quantization recipe.
         report: told what happens and how far it is.
         home: the store.
@@ -125,8 +125,13 @@ def export_into_store(
         IntegrityError: the source is not what ``sha256`` says.
         ExportError: see `export_file`.
     """
+    remembered = RememberedHashes(home.hashes)
+    source = source.resolve() if source.is_dir() else source
     try:
-        found = RememberedHashes(home.hashes)(source)
+        if source.is_dir():
+            found = sha256_of_directory(source, hash_file=remembered)
+        else:
+            found = remembered(source)
     except OSError as exc:
         raise ExportError(f"{source}: cannot be read: {exc.strerror or exc}") from exc
     if sha256 is not None and found != sha256:
@@ -134,7 +139,7 @@ def export_into_store(
             f"{source}: its sha256 is {found}, and should be {sha256}",
             hint=f"it was changed or damaged: edge-runtime pull {name}",
         )
-    key = store_key(source, found)
+    key = (directory_key if source.is_dir() else store_key)(source, found)
     destination = home.bundles / key / recipe
     if (destination / MANIFEST_NAME).is_file() and not overwrite:
         return destination
@@ -168,21 +173,21 @@ def export_file(
             disk refuses.
     """
     with exporter_required():
-        from edge_export.pipeline import ExportOptions, export_gguf
+        from edge_export.pipeline import ExportOptions, export_model
 
         said = False
 
         def progress(step: ExportProgress) -> None:
             nonlocal said
             if not said:  # not before: a source that is refused at once leaves one line, the error
-                size = format_bytes(source.stat().st_size)
+                size = format_bytes(_size_bytes(source))
                 report(Notice(f"exporting {name or source.name} ({size}, {recipe})"))
                 said = True
             report(Progress(step.stage, step.done_bytes, step.total_bytes))
 
         options = ExportOptions(quant=recipe, name=name, overwrite=overwrite)
         try:
-            done = export_gguf(source, destination, options, progress)
+            done = export_model(source, destination, options, progress)
         except OSError as exc:  # a name too long, a file where a folder should be, a failing disk
             raise StorageError(
                 f"{exc.filename or destination}: {exc.strerror or exc}",
@@ -190,6 +195,11 @@ def export_file(
             ) from exc
     report(Notice(f"exported in {done.seconds:.1f} s"))
     return done
+
+
+def _size_bytes(source: Path) -> int:
+    files = checkpoint_files(source) if source.is_dir() else [source]
+    return sum(file.stat().st_size for file in files)
 
 
 @contextmanager

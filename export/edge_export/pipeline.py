@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import onnx
@@ -26,8 +26,8 @@ from edge_export.quantize.recipes import (
 )
 from edge_export.source_weights import SourceWeights
 from edge_export.sources.checkpoint import Checkpoint
-from edge_export.sources.gguf import open_gguf
-from edge_export.sources.gguf_tokenizer import TokenizerFiles, build_tokenizer
+from edge_export.sources.source_model import open_source
+from edge_export.sources.tokenizer_files import TokenizerFiles
 from edge_export.validate import validate_bundle
 from edge_export.weights import DecoderWeights
 from edge_export.write import (
@@ -50,8 +50,6 @@ from edge_runtime.bundle import (
     SourceEntry,
     TokenizerEntry,
 )
-from edge_runtime.errors import SourceFormatError
-from edge_runtime.file_hash import sha256_of_file
 
 GRAPH_NAME = "decoder.onnx"
 WEIGHTS_NAME = "decoder.weights"
@@ -63,15 +61,19 @@ class ExportOptions:
 
     Args:
         quant: ``auto`` keeps every weight as exactly as 4 or 8 bits can; ``int8`` and ``int4`` say
-            how many bits.
+            how many bits; ``f32`` keeps what the source means, to compare with.
         calibrate: under ``int4``, round so that layers' outputs on a text change little, which
             takes most of a minute for each 135M weights; False rounds the weights alone.
-        name: the model's name in the manifest; None takes the file's.
+        context_length: tokens that the bundle reaches; None takes the model's own, and for
+            longrope and dynamic rotary scaling the original context, up to which their
+            frequencies are the unscaled ones.
+        name: the model's name in the manifest; None takes the source's.
         overwrite: replace a bundle that is already there.
     """
 
     quant: Recipe = "auto"
     calibrate: bool = True
+    context_length: int | None = None
     name: str | None = None
     overwrite: bool = False
 
@@ -94,36 +96,38 @@ class ExportReport:
     seconds: float
 
 
-def export_gguf(
+def export_model(
     source: Path,
     destination: Path,
     options: ExportOptions | None = None,
     progress: Callable[[ExportProgress], None] | None = None,
 ) -> ExportReport:
-    """Turn a GGUF file into a bundle directory.
+    """Turn a GGUF file or a Hugging Face directory into a bundle directory.
 
     Args:
-        source: the file.
+        source: the file or directory.
         destination: the directory to make; it appears whole or not at all.
         options: None takes the defaults.
         progress: called as weights are written.
 
     Raises:
         ExportError: the source cannot be read or is of an unknown kind, or the disk refused.
+        ModelNotFoundError: there is no source.
         TokenizerError: its vocabulary cannot be built.
         UsageError: the destination exists.
     """
     options = options or ExportOptions()
     report = progress or _ignore
     started_s = time.monotonic()
-    with open_gguf(source) as checkpoint:
-        spec = read_spec(checkpoint)
-        tokenizer = build_tokenizer(checkpoint.metadata)
-        _check_vocabulary(spec, tokenizer, checkpoint)
+    model = open_source(source)
+    with model.checkpoint as checkpoint:
+        spec = read_spec(checkpoint, options.context_length)
+        tokenizer = model.tokenizer(spec.vocabulary_size)
+        generation = model.generation()
         with bundle_directory(destination, overwrite=options.overwrite) as directory:
             source_weights = SourceWeights(spec, checkpoint)
             calibration = None
-            if options.quant == "int4" and options.calibrate:
+            if options.quant == "int4" and options.calibrate and _can_calibrate(spec):
                 calibration = _calibration(spec, source_weights, tokenizer, checkpoint, report)
             weights = DecoderWeights(
                 source_weights,
@@ -131,7 +135,7 @@ def export_gguf(
                 calibration=calibration,
                 on_tensor=_tensor_progress(checkpoint, report),
             )
-            model = _write_graph(spec, weights, directory)
+            graph = _write_graph(spec, weights, directory)
             _write_tokenizer(tokenizer, directory)
             dimensions = _dimensions(spec)
             tokenizer_entry = TokenizerEntry(
@@ -139,14 +143,14 @@ def export_gguf(
                 bos_token_id=tokenizer.bos_token_id,
                 add_bos=tokenizer.add_bos,
             )
-            write_genai(directory, model, genai_config(dimensions, tokenizer_entry))
+            write_genai(directory, graph, genai_config(dimensions, tokenizer_entry, generation))
             report(ExportProgress("checking", 1, 1))
             manifest = Manifest(
                 schema_version=SCHEMA_VERSION,
-                name=options.name or source.stem,
+                name=options.name or model.name,
                 architecture=spec.architecture,
                 producer=f"edge-runtime {__version__}",
-                license=_text(checkpoint, "general.license"),
+                license=model.license,
                 dimensions=dimensions,
                 tokenizer=tokenizer_entry,
                 graphs=(
@@ -165,11 +169,15 @@ def export_gguf(
                     method=None if calibration is None else f"gptq, block {CALIBRATED_BLOCK_SIZE}",
                 ),
                 files=file_entries(directory),
-                source=SourceEntry("gguf", source.name, sha256_of_file(source)),
+                source=SourceEntry(checkpoint.format, source.resolve().name, model.sha256()),
+                generation=generation,
             )
             write_manifest(directory, manifest)
             validate_bundle(directory, manifest)
     return ExportReport(destination, manifest, time.monotonic() - started_s)
+
+
+export_gguf = export_model
 
 
 def group_stats(stats: Sequence[tuple[str, QuantizedGroupStats]]) -> tuple[QuantizedGroup, ...]:
@@ -178,6 +186,28 @@ def group_stats(stats: Sequence[tuple[str, QuantizedGroupStats]]) -> tuple[Quant
     for role, item in stats:
         groups.setdefault((role, item.source_kind, item.stored_as), []).append(item)
     return tuple(add_stats(items).as_group(role) for (role, *_), items in groups.items())
+
+
+def _can_calibrate(spec: DecoderSpec) -> bool:
+    """Whether the forward pass of edge_export.quantize.activations computes this decoder."""
+    return (
+        spec
+        == replace(
+            spec,
+            rotaries=(),
+            windows=(),
+            norm="rms",
+            query_key_norm=None,
+            activation="silu",
+            gated=True,
+            attention_scale=None,
+            attention_softcap=None,
+            embedding_scale=1.0,
+            residual_scale=1.0,
+        )
+        and spec.has("attention_norm")
+        and not spec.has("attention_post_norm")
+    )
 
 
 def _calibration(
@@ -214,15 +244,6 @@ def _write_tokenizer(tokenizer: TokenizerFiles, directory: Path) -> None:
         write_text(directory / CHAT_TEMPLATE_NAME, tokenizer.chat_template)
 
 
-def _check_vocabulary(spec: DecoderSpec, tokenizer: TokenizerFiles, checkpoint: Checkpoint) -> None:
-    tokens = len(checkpoint.metadata["tokenizer.ggml.tokens"])
-    if tokens > spec.vocabulary_size:
-        raise SourceFormatError(
-            f"{checkpoint.path}: the tokenizer has {tokens} tokens, "
-            f"and the embedding {spec.vocabulary_size} rows"
-        )
-
-
 def _dimensions(spec: DecoderSpec) -> ModelDimensions:
     return ModelDimensions(
         layers=spec.layers,
@@ -233,11 +254,6 @@ def _dimensions(spec: DecoderSpec) -> ModelDimensions:
         vocabulary_size=spec.vocabulary_size,
         context_length=spec.context_length,
     )
-
-
-def _text(checkpoint: Checkpoint, key: str) -> str | None:
-    value = checkpoint.metadata.get(key)
-    return value if isinstance(value, str) else None
 
 
 def _tensor_progress(

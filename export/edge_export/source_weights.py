@@ -6,6 +6,8 @@ nothing, and holds no array between calls.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import numpy as np
 from numpy.typing import NDArray
 
@@ -50,18 +52,34 @@ class SourceWeights:
         return embedded
 
     def vector(self, role: str, layer: int | None = None) -> NDArray[np.float32]:
-        """A norm's weights, float32 (hidden,)."""
-        return self._tensor(role, layer, (self._spec.hidden_size,)).array()
+        """A norm's weights as they multiply, float32 (width,)."""
+        tensor = self._named(self._spec.name(role, layer))
+        width = self._norm_width(role)
+        _check_shape(tensor, (width,))
+        gamma = self._in_halves(tensor.array(), role)
+        if self._spec.norm_offset:
+            gamma += np.float32(self._spec.norm_offset)
+        return gamma
+
+    def vector_bias(self, role: str, layer: int | None = None) -> NDArray[np.float32] | None:
+        """A norm's bias, float32 (width,), or None where the checkpoint has none."""
+        name = _bias_name(self._spec.name(role, layer))
+        if name not in self._checkpoint.tensors:
+            return None
+        tensor = self._checkpoint.tensors[name]
+        _check_shape(tensor, (self._norm_width(role),))
+        return self._in_halves(tensor.array(), role)
 
     def bias(self, role: str, layer: int | None = None) -> NDArray[np.float32] | None:
         """The role's bias, float32 (out,), or None where the checkpoint has none."""
-        name = self._spec.name(role, layer).replace(".weight", ".bias")
+        name = _bias_name(self._spec.name(role, layer))
         if name not in self._checkpoint.tensors:
             return None
         rows, _ = self._shape(role)
         tensor = self._checkpoint.tensors[name]
-        _check_shape(tensor, (rows,))
-        bias = tensor.array()
+        start, stop = self._spec.row_slices.get(role, (0, rows))
+        _check_shape(tensor, (self._rows_of(role, rows),))
+        bias = tensor.array()[start:stop]
         order = self.row_order(role)
         return bias if order is None else bias[order]
 
@@ -70,12 +88,45 @@ class SourceWeights:
         if not self._spec.interleaved_rows or role not in ("query", "key"):
             return None
         heads = self._spec.heads if role == "query" else self._spec.kv_heads
-        rotary, size = self._spec.rotary.dimensions, self._spec.head_size
-        within = np.concatenate(
-            [np.arange(0, rotary, 2), np.arange(1, rotary, 2), np.arange(rotary, size)]
+        size = self._spec.head_size
+        order: NDArray[np.int64] = np.arange(heads)[:, None] * size + self._halves()
+        return order.reshape(-1)
+
+    def _halves(self) -> NDArray[np.int64]:
+        """Which of a head's interleaved dimensions goes where so that halves rotate."""
+        rotary = self._spec.rotary.dimensions
+        return np.concatenate(
+            [
+                np.arange(0, rotary, 2),
+                np.arange(1, rotary, 2),
+                np.arange(rotary, self._spec.head_size),
+            ]
         )
-        order: NDArray[np.int64] = (np.arange(heads)[:, None] * size + within).reshape(-1)
-        return order
+
+    def _in_halves(self, values: NDArray[np.float32], role: str) -> NDArray[np.float32]:
+        """A norm's values in the order of the rows that it norms."""
+        if not self._spec.interleaved_rows or role not in ("query_norm", "key_norm"):
+            return values
+        if self._spec.query_key_norm == "head":
+            return values[self._halves()]
+        order = self.row_order(role.removesuffix("_norm"))
+        return values if order is None else values[order]
+
+    def _norm_width(self, role: str) -> int:
+        s = self._spec
+        if role not in ("query_norm", "key_norm"):
+            return s.hidden_size
+        if s.query_key_norm == "head":
+            return s.head_size
+        return s.head_size * (s.heads if role == "query_norm" else s.kv_heads)
+
+    def _rows_of(self, role: str, rows: int) -> int:
+        """Rows of the tensor that the role's rows lie in."""
+        if role not in self._spec.row_slices:
+            return rows
+        shared = self._spec.tensor_names[role]
+        sharers = [r for r, name in self._spec.tensor_names.items() if name == shared]
+        return max(self._spec.row_slices[r][1] for r in sharers)
 
     def _shape(self, role: str) -> tuple[int, int]:
         s = self._spec
@@ -92,13 +143,72 @@ class SourceWeights:
             "down": (s.hidden_size, s.feed_forward_size),
         }[role]
 
-    def _tensor(self, role: str, layer: int | None, shape: tuple[int, ...]) -> SourceTensor:
-        name = self._spec.name(role, layer)
+    def _tensor(self, role: str, layer: int | None, shape: tuple[int, int]) -> SourceTensor:
+        tensor = self._named(self._spec.name(role, layer))
+        rows, columns = shape
+        _check_shape(tensor, (self._rows_of(role, rows), columns))
+        if role not in self._spec.row_slices:
+            return tensor
+        return RowSlice(tensor, *self._spec.row_slices[role])
+
+    def _named(self, name: str) -> SourceTensor:
         if name not in self._checkpoint.tensors:
             raise SourceFormatError(f"the tensor {name} is missing")
-        tensor = self._checkpoint.tensors[name]
-        _check_shape(tensor, shape)
-        return tensor
+        return self._checkpoint.tensors[name]
+
+
+@dataclass(frozen=True)
+class RowSlice:
+    """Rows ``start`` to ``stop`` of a tensor, as a tensor."""
+
+    whole: SourceTensor
+    start: int
+    stop: int
+
+    @property
+    def name(self) -> str:
+        """The whole tensor's name."""
+        return self.whole.name
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Row-major dimensions."""
+        return (self.row_count, *self.whole.shape[1:])
+
+    @property
+    def kind(self) -> str:
+        """How the source stores a value."""
+        return self.whole.kind
+
+    @property
+    def size_bytes(self) -> int:
+        """Bytes that these rows take in the source."""
+        return self.whole.size_bytes // self.whole.row_count * self.row_count
+
+    @property
+    def row_count(self) -> int:
+        """How many rows."""
+        return self.stop - self.start
+
+    def raw_rows(self, start: int, stop: int) -> NDArray[np.uint8]:
+        """As the whole tensor's."""
+        return self.whole.raw_rows(self.start + start, self.start + stop)
+
+    def rows(self, start: int, stop: int) -> NDArray[np.float32]:
+        """As the whole tensor's."""
+        return self.whole.rows(self.start + start, self.start + stop)
+
+    def array(self) -> NDArray[np.float32]:
+        """As the whole tensor's."""
+        return self.rows(0, self.row_count).reshape(self.shape)
+
+    def release(self) -> None:
+        """As the whole tensor's."""
+        self.whole.release()
+
+
+def _bias_name(weight_name: str) -> str:
+    return weight_name.removesuffix(".weight") + ".bias"
 
 
 def _check_shape(tensor: SourceTensor, expected: tuple[int, ...]) -> None:

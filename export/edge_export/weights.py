@@ -6,16 +6,24 @@ Stands between a source's weights and the graph. Holds one layer's arrays at a t
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import Union
 
 import numpy as np
 from numpy.typing import NDArray
 
 from edge_export.quantize.blocks import BlockQuantized, concatenate
 from edge_export.quantize.calibration import Calibration
-from edge_export.quantize.recipes import QuantizedGroupStats, Recipe, quantize_tensor
+from edge_export.quantize.recipes import (
+    QuantizedGroupStats,
+    Recipe,
+    quantize_tensor,
+    unquantized_stats,
+)
 from edge_export.source_weights import SourceWeights
 
-Matrix = tuple[BlockQuantized, "NDArray[np.float32] | None"]
+Stored = Union[BlockQuantized, "NDArray[np.float32]"]
+"""A matrix (out, in): in blocks, or plain float32."""
+Matrix = tuple[Stored, "NDArray[np.float32] | None"]
 
 
 class DecoderWeights:
@@ -46,9 +54,14 @@ class DecoderWeights:
         self.stats: list[tuple[str, QuantizedGroupStats]] = []
         """One entry a matrix: its role and what it became."""
 
-    def matrix(self, role: str, layer: int | None = None) -> BlockQuantized:
+    def matrix(self, role: str, layer: int | None = None) -> Stored:
         """The role's matrix, (out, in), with query and key rows in rotary halves."""
         tensor = self._source.tensor(role, layer)
+        if self._recipe == "f32":
+            values = self._source.matrix(role, layer)
+            self.stats.append((role, unquantized_stats(tensor, values)))
+            self._on_tensor(tensor.size_bytes)
+            return values
         blocks, stats = quantize_tensor(
             tensor,
             recipe=self._recipe,
@@ -74,15 +87,23 @@ class DecoderWeights:
         """
         matrices = [self.matrix(role, layer) for role in roles]
         biases = [self.bias(role, layer) for role in roles]
-        forms = {(m.bits, m.block_size, m.zero_points is None) for m in matrices}
+        blocks = [m for m in matrices if isinstance(m, BlockQuantized)]
+        forms = {(m.bits, m.block_size, m.zero_points is None) for m in blocks}
         if len(forms) > 1 or len({b is None for b in biases}) > 1:
             return list(zip(matrices, biases, strict=True))
         present = [b for b in biases if b is not None]
-        return [(concatenate(matrices), np.concatenate(present) if present else None)]
+        bias = np.concatenate(present) if present else None
+        if blocks:
+            return [(concatenate(blocks), bias)]
+        return [(np.concatenate([m for m in matrices if isinstance(m, np.ndarray)]), bias)]
 
     def vector(self, role: str, layer: int | None = None) -> NDArray[np.float32]:
-        """A norm's weights, float32 (hidden,)."""
+        """A norm's weights as they multiply, float32 (width,)."""
         return self._source.vector(role, layer)
+
+    def vector_bias(self, role: str, layer: int | None = None) -> NDArray[np.float32] | None:
+        """A norm's bias, float32 (width,), or None where the checkpoint has none."""
+        return self._source.vector_bias(role, layer)
 
     def bias(self, role: str, layer: int | None = None) -> NDArray[np.float32] | None:
         """The role's bias, float32 (out,), or None where the checkpoint has none."""

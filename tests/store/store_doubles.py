@@ -118,18 +118,18 @@ class ScriptedExporter:
     def module(self) -> Any:
         """The module that stands in."""
         module: Any = types.ModuleType("edge_export.pipeline")
-        module.export_gguf = self.export_gguf
+        module.export_model = self.export_model
         module.ExportOptions = Options
         return module
 
-    def export_gguf(
+    def export_model(
         self,
         source: Path,
         destination: Path,
         options: Options,
         progress: Callable[[Any], None] | None = None,
     ) -> Any:
-        """As edge_export.pipeline.export_gguf."""
+        """As edge_export.pipeline.export_model."""
         self.calls.append(
             Exported(source, destination, options.quant, options.name, options.overwrite)
         )

@@ -6,9 +6,10 @@ import pytest
 from store_doubles import CONTENT, KEY, SHA256, use_tiny_catalog, write_bundle
 
 from edge_runtime.errors import ModelNotFoundError, StorageError
-from edge_runtime.file_hash import RememberedHashes
+from edge_runtime.file_hash import RememberedHashes, sha256_of_directory
 from edge_runtime.store.contents import StoredKind, list_models, remove
 from edge_runtime.store.home import Home
+from edge_runtime.store.names import directory_key
 from edge_runtime.store.progress import silent
 
 
@@ -154,3 +155,17 @@ def test_removing_a_model_takes_what_its_killed_exports_left(home: Home):
     (left / "decoder.weights").write_bytes(b"half")
     remove(KEY, report=silent, home=home)
     assert list(home.bundles.iterdir()) == []
+
+
+def test_a_pulled_checkpoint_is_listed_with_its_bundle_and_removed_with_it(home: Home):
+    directory = home.hub_downloads / "org" / "Tiny-0.5B"
+    put(directory / "config.json", b"{}")
+    (directory / "model.safetensors").write_bytes(CONTENT)
+    key = directory_key(directory, sha256_of_directory(directory))
+    assert key.startswith("Tiny-0.5B-")
+    write_bundle(home.bundles / key / "auto")
+    assert names(home) == [("hf:org/Tiny-0.5B", None), ("hf:org/Tiny-0.5B", "auto")]
+    assert list_models(home)[0].kind is StoredKind.CHECKPOINT
+    assert list_models(home)[0].size_bytes == len(CONTENT) + 2
+    remove("hf:org/Tiny-0.5B", report=silent, home=home)
+    assert list_models(home) == () and not directory.exists()

@@ -41,6 +41,22 @@ def test_a_gguf_file_is_a_source_with_or_without_a_recipe(home: Home, tmp_path: 
     assert resolve(f"{file}:int4", home=home) == SourceFile(file, "int4")
 
 
+def test_a_model_directory_is_a_source_with_or_without_a_recipe(home: Home, tmp_path: Path):
+    directory = tmp_path / "Model-0.5B"
+    directory.mkdir()
+    put_file(directory / "config.json", b"{}")
+    assert resolve(str(directory), home=home) == SourceFile(directory, None)
+    assert resolve(f"{directory}:int4", home=home) == SourceFile(directory, "int4")
+
+
+def test_a_pulled_checkpoint_is_a_name(home: Home):
+    directory = home.hub_downloads / "org" / "repo"
+    directory.mkdir(parents=True)
+    put_file(directory / "config.json", b"{}")
+    found = resolve("hf:org/repo:int8", home=home)
+    assert found == StoredName("hf:org/repo", "int8", {}, directory, None)
+
+
 def test_a_gguf_file_of_another_suffix_is_known_by_its_content(home: Home, tmp_path: Path):
     file = put_file(tmp_path / "model.bin")
     assert resolve(str(file), home=home) == SourceFile(file, None)

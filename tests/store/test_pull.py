@@ -260,9 +260,60 @@ def test_files_that_cannot_be_used_are_not_fetched(home: Home, file: str, messag
         pull(f"hf:org/repo:{file}", report=Heard(), home=home)
 
 
+CHECKPOINT = (
+    "README.md", "config.json", "tokenizer.json", "model-00001-of-00002.safetensors",
+    "model-00002-of-00002.safetensors", "model.safetensors.index.json",
+)  # fmt: skip
+
+
+def test_of_a_checkpoint_only_what_an_export_reads_is_brought(
+    home: Home, monkeypatch: pytest.MonkeyPatch
+):
+    others = ("pytorch_model.bin", "consolidated.safetensors", "onnx/model.onnx", "modeling_x.py")
+    serve(monkeypatch, repository(*others, *CHECKPOINT, "../model.safetensors"))
+    directory = pull("hf:org/repo", report=Heard(), home=home)
+    assert directory == home.downloads / "hf/org/repo"
+    assert sorted(p.name for p in directory.iterdir()) == sorted(CHECKPOINT)
+    monkeypatch.setattr(hub, "describe", fails(AssertionError("asked")))
+    assert pull("hf:org/repo", report=Heard(), home=home) == directory
+
+
+def test_a_checkpoint_that_broke_off_is_not_whole_and_goes_on(
+    home: Home, monkeypatch: pytest.MonkeyPatch
+):
+    serve(monkeypatch, repository(*CHECKPOINT))
+    fetched: list[str] = []
+
+    def break_off(wanted: HubFile, part: Path, report: Report) -> None:
+        if len(fetched) == 3:
+            raise KeyboardInterrupt
+        fetched.append(wanted.file)
+        part.write_bytes(CONTENT)
+
+    monkeypatch.setattr(hub, "fetch", break_off)
+    with pytest.raises(KeyboardInterrupt):
+        pull("hf:org/repo", report=Heard(), home=home)
+    directory = home.downloads / "hf/org/repo"
+    assert not (directory / "config.json").exists()
+    before = list(fetched)
+    fetched.clear()
+    monkeypatch.setattr(
+        hub, "fetch", lambda w, part, report: (fetched.append(w.file), part.write_bytes(CONTENT))
+    )
+    pull("hf:org/repo", report=Heard(), home=home)
+    assert sorted(before + fetched) == sorted(CHECKPOINT)
+    assert fetched[-1] == "config.json"
+
+
+def test_pickles_are_not_brought(home: Home, monkeypatch: pytest.MonkeyPatch):
+    serve(monkeypatch, repository("config.json", "pytorch_model.bin"))
+    with pytest.raises(UnsupportedModelError, match="pickle"):
+        pull("hf:org/repo", report=Heard(), home=home)
+
+
 def test_a_repository_without_gguf_says_so(home: Home, monkeypatch: pytest.MonkeyPatch):
     serve(monkeypatch, repository("model.safetensors"))
-    with pytest.raises(UnsupportedModelError, match=r"no \.gguf file"):
+    with pytest.raises(UnsupportedModelError, match=r"neither a \.gguf file nor"):
         pull("hf:org/repo", report=Heard(), home=home)
 
 

@@ -22,10 +22,12 @@ MICROSOFT_DOMAIN = "com.microsoft"
 # Operators of onnxruntime's own domain that the fused dialect uses.
 _MICROSOFT_OPERATORS = frozenset(
     {
+        "FusedMatMul",
         "GatherBlockQuantized",
         "GroupQueryAttention",
         "MatMulNBits",
         "QuickGelu",
+        "SkipLayerNormalization",
         "SkipSimplifiedLayerNormalization",
     }
 )
@@ -90,6 +92,12 @@ class GraphBuilder:
             )
         )
         return tuple(outputs)
+
+    def rename(self, value: str, name: str) -> None:
+        """Call the output of the last node otherwise; no other node may read it yet."""
+        outputs = self._nodes[-1].output
+        assert list(outputs) == [value], "not the last node's output"
+        outputs[0] = name
 
     def scope(self, name: str) -> _Scope:
         """``with builder.scope("layers.0"):`` prefixes the names made inside."""

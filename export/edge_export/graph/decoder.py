@@ -6,27 +6,18 @@ come from a :class:`DecoderWeights`, in the order of the graph, one layer at a t
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import numpy as np
 import onnx
 from onnx import TensorProto
 
 from edge_export.architectures.spec import DecoderSpec
+from edge_export.graph.attention import RotaryTables, StepInputs, attention
 from edge_export.graph.builder import GraphBuilder
-from edge_export.graph.linear import embedding, linear, store_blocks
+from edge_export.graph.feed_forward import feed_forward
+from edge_export.graph.linear import Stored, embedding, linear, store
+from edge_export.graph.norm import Norm, add_and_norm, norm
 from edge_export.weights import DecoderWeights
 from edge_export.write import WeightsFile
-
-
-@dataclass(frozen=True)
-class _Step:
-    """Names of the inputs that every layer reads."""
-
-    seqlens_k: str
-    total_sequence_length: str
-    cos: str
-    sin: str
 
 
 def build_decoder(spec: DecoderSpec, weights: DecoderWeights, file: WeightsFile) -> onnx.ModelProto:
@@ -47,39 +38,37 @@ def build_decoder(spec: DecoderSpec, weights: DecoderWeights, file: WeightsFile)
         for part in ("key", "value"):
             op.input(f"past_key_values.{i}.{part}", TensorProto.FLOAT, cache_shape)
 
-    cos_table, sin_table = spec.rotary.tables(spec.context_length)
-    step = _Step(
-        seqlens_k, total, op.weight("rotary.cos", cos_table), op.weight("rotary.sin", sin_table)
-    )
+    step = StepInputs(seqlens_k, total)
+    tables = RotaryTables(op, spec.context_length)
     with op.scope("embedding"):
-        table = store_blocks(op, weights.matrix("embedding"))
-        residual = embedding(op, ids, table)
+        table = store(op, weights.matrix("embedding"))
+        embedded = _scaled(op, embedding(op, ids, table), spec.embedding_scale)
     # Positions whose logits are wanted, as GatherND takes them: (B, N, 1).
     rows = op.Unsqueeze(wanted, op.constant("last_axis", np.array([-1], np.int64)))
 
-    hidden = ""
+    stream = _Stream(op, spec, weights, embedded)
     for i in range(spec.layers):
+        rotary = spec.rotary_of(i)
+        cos_and_sin = None if rotary is None else tables.of(rotary)
         with op.scope(f"layers.{i}"):
-            normed, residual = _norm(op, spec, weights, "attention_norm", i, hidden, residual)
-            attended = _attention(op, spec, weights, i, normed, step)
+            normed = stream.read("attention_norm", i)
+            attended = attention(op, spec, weights, i, normed, step, cos_and_sin)
             if i == spec.layers - 1:
                 # Past the last attention nothing looks at other positions: the rest of the layer
                 # and the head run on the wanted ones alone.
                 attended = op.GatherND(attended, rows, batch_dims=1)
-                residual = op.GatherND(residual, rows, batch_dims=1)
-            hidden = linear(
+                stream.keep(rows)
+            projected = linear(
                 op,
                 attended,
-                store_blocks(op, weights.matrix("attention_output", i)),
+                store(op, weights.matrix("attention_output", i)),
                 weights.bias("attention_output", i),
             )
-            normed, residual = _norm(op, spec, weights, "feed_forward_norm", i, hidden, residual)
-            hidden = _feed_forward(op, weights, i, normed)
-    normed, _ = _norm(op, spec, weights, "final_norm", None, hidden, residual)
-    if not spec.tied_head:
-        with op.scope("head"):
-            table = store_blocks(op, weights.matrix("head"))
-    linear(op, normed, table, weights.bias("head"), output="logits")
+            stream.write(projected, "attention_post_norm", i)
+            normed = stream.read("feed_forward_norm", i)
+            stream.write(feed_forward(op, spec, weights, i, normed), "feed_forward_post_norm", i)
+    normed = stream.read("final_norm", None)
+    _logits(op, spec, weights, normed, table)
 
     op.output("logits", TensorProto.FLOAT, ["B", "N", spec.vocabulary_size])
     for i in range(spec.layers):
@@ -88,81 +77,69 @@ def build_decoder(spec: DecoderSpec, weights: DecoderWeights, file: WeightsFile)
     return op.model()
 
 
-def _norm(
-    op: GraphBuilder,
-    spec: DecoderSpec,
-    weights: DecoderWeights,
-    role: str,
-    layer: int | None,
-    hidden: str,
-    residual: str,
-) -> tuple[str, str]:
-    """RMSNorm of ``hidden + residual``, and that sum; before the first layer there is no hidden."""
-    gamma = op.weight(role, weights.vector(role, layer))
-    if not hidden:
-        normed = op.SimplifiedLayerNormalization(
-            residual, gamma, axis=-1, epsilon=spec.norm_epsilon, stash_type=1
+class _Stream:
+    """The residual stream. What a branch wrote is added when the next one reads, so that addition
+    and norm are one operator."""
+
+    def __init__(
+        self, op: GraphBuilder, spec: DecoderSpec, weights: DecoderWeights, embedded: str
+    ) -> None:
+        self._op, self._spec, self._weights = op, spec, weights
+        self._residual = embedded
+        self._branch: str | None = None
+
+    def read(self, role: str, layer: int | None) -> str:
+        """The stream, normed where the model has such a norm."""
+        held = self._norm(role, layer)
+        if held is None:
+            if self._branch is not None:
+                self._residual = self._op.Add(self._branch, self._residual)
+                self._branch = None
+            return self._residual
+        if self._branch is None:
+            return norm(self._op, role, self._residual, held)
+        normed, self._residual = add_and_norm(self._op, role, self._branch, self._residual, held)
+        self._branch = None
+        return normed
+
+    def write(self, branch: str, post_norm_role: str, layer: int) -> None:
+        """Add a branch, normed first where the model has such a norm."""
+        held = self._norm(post_norm_role, layer)
+        if held is not None:
+            branch = norm(self._op, post_norm_role, branch, held)
+        self._branch = _scaled(self._op, branch, self._spec.residual_scale)
+
+    def keep(self, rows: str) -> None:
+        """Go on with some positions alone; nothing may be waiting to be added."""
+        assert self._branch is None, "keep comes after a read"
+        self._residual = self._op.GatherND(self._residual, rows, batch_dims=1)
+
+    def _norm(self, role: str, layer: int | None) -> Norm | None:
+        if not self._spec.has(role):
+            return None
+        return Norm(
+            self._spec.norm,
+            self._weights.vector(role, layer),
+            self._weights.vector_bias(role, layer),
+            self._spec.norm_epsilon,
         )
-        return normed, residual
-    normed, _, _, total = op.node(
-        "SkipSimplifiedLayerNormalization",
-        [hidden, residual, gamma],
-        outputs=4,
-        epsilon=spec.norm_epsilon,
-    )
-    return normed, total
 
 
-def _attention(
-    op: GraphBuilder,
-    spec: DecoderSpec,
-    weights: DecoderWeights,
-    layer: int,
-    x: str,
-    step: _Step,
-) -> str:
-    """Grouped-query attention with rotary embedding over the cache, in place."""
-    projections = [
-        linear(op, x, store_blocks(op, blocks), bias)
-        for blocks, bias in weights.fused(("query", "key", "value"), layer)
-    ]
-    # One product means packed QKV, which the operator splits itself.
-    query, key, value = projections if len(projections) == 3 else (projections[0], "", "")
-    attended, _, _ = op.node(
-        "GroupQueryAttention",
-        [
-            query,
-            key,
-            value,
-            f"past_key_values.{layer}.key",
-            f"past_key_values.{layer}.value",
-            step.seqlens_k,
-            step.total_sequence_length,
-            step.cos,
-            step.sin,
-        ],
-        outputs=["attended" + f".{layer}", f"present.{layer}.key", f"present.{layer}.value"],
-        num_heads=spec.heads,
-        kv_num_heads=spec.kv_heads,
-        do_rotary=1,
-        rotary_interleaved=0,
-    )
-    return attended
+def _logits(
+    op: GraphBuilder, spec: DecoderSpec, weights: DecoderWeights, x: str, table: Stored
+) -> None:
+    """The head, scaled and capped; its last node is called what the contract calls it."""
+    if not spec.tied_head:
+        with op.scope("head"):
+            table = store(op, weights.matrix("head"))
+    # On the states a scale costs less than on the vocabulary.
+    x = _scaled(op, x, spec.logits_scale)
+    logits = linear(op, x, table, weights.bias("head"))
+    if spec.logits_softcap is not None:
+        cap = spec.logits_softcap
+        logits = _scaled(op, op.Tanh(_scaled(op, logits, 1 / cap)), cap)
+    op.rename(logits, "logits")
 
 
-def _feed_forward(op: GraphBuilder, weights: DecoderWeights, layer: int, x: str) -> str:
-    """SwiGLU: ``down(silu(gate(x)) * up(x))``."""
-    products = [
-        linear(op, x, store_blocks(op, blocks), bias)
-        for blocks, bias in weights.fused(("gate", "up"), layer)
-    ]
-    gate, up = (
-        products
-        if len(products) == 2
-        else op.node("Split", products, outputs=2, axis=-1, num_outputs=2)
-    )
-    # QuickGelu with alpha 1 is SiLU in one pass over the activations.
-    activated = op.Mul(op.QuickGelu(gate, alpha=1.0), up)
-    return linear(
-        op, activated, store_blocks(op, weights.matrix("down", layer)), weights.bias("down", layer)
-    )
+def _scaled(op: GraphBuilder, x: str, scale: float) -> str:
+    return x if scale == 1 else op.Mul(x, op.constant("scale", np.array(scale, np.float32)))

@@ -1,6 +1,6 @@
-"""A linear layer over block-quantized weights, and the embedding that may share its table.
+"""A linear layer over quantized or plain weights, and the embedding that may share its table.
 
-Knows blocks, biases and the two operators that read them; knows no model.
+Knows blocks, plain matrices, biases and the operators that read them; knows no model.
 """
 
 from __future__ import annotations
@@ -31,6 +31,23 @@ class StoredBlocks:
     columns: int
 
 
+@dataclass(frozen=True)
+class StoredMatrix:
+    """A float32 matrix (out, in) that is already in the weights file."""
+
+    values: str
+
+
+Stored = StoredBlocks | StoredMatrix
+
+
+def store(op: GraphBuilder, matrix: BlockQuantized | NDArray[np.float32]) -> Stored:
+    """Write a matrix to the weights file under the builder's scope."""
+    if isinstance(matrix, BlockQuantized):
+        return store_blocks(op, matrix)
+    return StoredMatrix(op.weight("values", matrix))
+
+
 def store_blocks(op: GraphBuilder, blocks: BlockQuantized) -> StoredBlocks:
     """Write blocks to the weights file under the builder's scope."""
     rows, columns = blocks.shape
@@ -49,12 +66,14 @@ def store_blocks(op: GraphBuilder, blocks: BlockQuantized) -> StoredBlocks:
 def linear(
     op: GraphBuilder,
     x: str,
-    weights: StoredBlocks,
+    weights: Stored,
     bias: NDArray[np.float32] | None = None,
-    *,
-    output: str | None = None,
 ) -> str:
-    """``x @ weights.T + bias``: (..., columns) -> (..., rows); ``output`` may name the result."""
+    """``x @ weights.T + bias``: (..., columns) -> (..., rows)."""
+    if isinstance(weights, StoredMatrix):
+        # MatMul wants (in, out), which an embedding that shares the table does not.
+        plain = op.FusedMatMul(x, weights.values, transB=1)
+        return plain if bias is None else op.Add(plain, op.weight("bias", bias))
     inputs = [x, weights.values, weights.scales, weights.zero_points]
     if bias is not None:
         inputs += ["", op.weight("bias", bias)]
@@ -63,7 +82,7 @@ def linear(
     (product,) = op.node(
         "MatMulNBits",
         inputs,
-        outputs=1 if output is None else [output],
+        outputs=1,
         K=weights.columns,
         N=weights.rows,
         bits=weights.bits,
@@ -73,13 +92,15 @@ def linear(
     return product
 
 
-def embedding(op: GraphBuilder, ids: str, table: StoredBlocks) -> str:
+def embedding(op: GraphBuilder, ids: str, table: Stored) -> str:
     """Rows of ``table``: int64 (B, S) -> float32 (B, S, columns).
 
     A head that shares the table reads the same bytes: MatMulNBits wants them as (rows, blocks,
     bytes) and GatherBlockQuantized as (rows, bytes), so a second name over the same extent of the
     weights file serves the second shape. A Reshape would be folded at load, into a copy.
     """
+    if isinstance(table, StoredMatrix):
+        return op.Gather(table.values, ids, axis=0)
     row_bytes = table.columns * table.bits // 8
     values = op.view("values_by_row", table.values, (table.rows, row_bytes))
     inputs = [values, ids, table.scales]

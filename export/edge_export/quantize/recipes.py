@@ -2,7 +2,8 @@
 
 ``auto`` keeps what the file has: kinds that fit MatMulNBits are carried bit for bit, all others
 become 8-bit. ``int8`` stores everything in 8 bits. ``int4`` stores linear layers in 4 bits, where
-the embedding's bits are a choice of their own. Tensors pass through a slice of rows at a time.
+the embedding's bits are a choice of their own. ``f32`` stores what the source means in float32, to
+compare with; such matrices do not come here. Tensors pass through a slice of rows at a time.
 Knows no layer names and no graph; vectors (norms, biases, rope factors) stay float32 and do not
 come here.
 """
@@ -26,7 +27,7 @@ from edge_export.sources.checkpoint import SourceTensor
 from edge_runtime.bundle import QuantizedGroup
 from edge_runtime.errors import SourceFormatError, UnsupportedModelError
 
-Recipe = Literal["auto", "int8", "int4"]
+Recipe = Literal["auto", "int8", "int4", "f32"]
 Role = Literal["linear", "embedding"]
 
 _BLOCK_SIZE = 32
@@ -89,6 +90,24 @@ def add_stats(stats: Iterable[QuantizedGroupStats]) -> QuantizedGroupStats:
         stored_bytes=sum(item.stored_bytes for item in items),
         squared_error=sum(item.squared_error for item in items),
         squared_norm=sum(item.squared_norm for item in items),
+    )
+
+
+def unquantized_stats(tensor: SourceTensor, values: NDArray[np.float32]) -> QuantizedGroupStats:
+    """What became of a tensor that is stored as float32.
+
+    Raises:
+        SourceFormatError: a weight is infinite or not a number.
+    """
+    _check_finite(tensor, 0, values)
+    return QuantizedGroupStats(
+        source_kind=tensor.kind,
+        stored_as="float32",
+        tensors=1,
+        source_bytes=tensor.size_bytes,
+        stored_bytes=values.nbytes,
+        squared_error=0.0,
+        squared_norm=_sum_of_squares(values),
     )
 
 

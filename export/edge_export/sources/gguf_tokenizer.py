@@ -11,23 +11,17 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass
 from operator import index
 from typing import Any, SupportsIndex
 
+from edge_export.sources.end_tokens import end_token_ids
 from edge_export.sources.gguf_pre_tokenizers import PRE_TOKENIZERS, PreTokenizer
 from edge_export.sources.gguf_vocabulary import TokenType, Vocabulary, read_vocabulary
+from edge_export.sources.tokenizer_files import TokenizerFiles, tokenizer_config
 from edge_runtime.errors import SourceFormatError, UnsupportedModelError
 
 _WORD_BOUNDARY = "\u2581"  # SentencePiece's mark for a space
 
-# Tokens that end a turn or a text, whoever trained the model.
-_END_TOKENS = (
-    *("<|im_end|>", "<|eot_id|>", "<|eom_id|>", "<|eot|>", "<|eom|>", "<end_of_turn>", "<turn|>"),
-    *("<|end|>", "<|return|>", "<|call|>", "<|endoftext|>", "<|end_of_text|>", "</s>", "<eos>"),
-    *("<EOT>", "_<EOT>", "[EOT]", "[EOS]", "<|EOT|>", "<|END_OF_TURN_TOKEN|>", "[|endofturn|]"),
-    *("<end_of_utterance>", "<\uff5cend\u2581of\u2581sentence\uff5c>", "<|assistant_end|>"),
-)
 _END_KEYS = ("eos_token_id", "eot_token_id", "eom_token_id")
 _SPECIAL_KEYS = {
     "bos_token": "bos_token_id",
@@ -37,31 +31,6 @@ _SPECIAL_KEYS = {
 }
 # llama.cpp's ids for SentencePiece vocabularies whose file names none.
 _SENTENCEPIECE_DEFAULTS = {"bos_token_id": 1, "eos_token_id": 2, "unknown_token_id": 0}
-
-
-@dataclass(frozen=True)
-class TokenizerFiles:
-    """The tokenizer of a bundle.
-
-    Args:
-        tokenizer_json: for Hugging Face's ``tokenizers``; its post-processor adds the
-            beginning-of-text token where ``add_bos`` says so.
-        tokenizer_config_json: what transformers and onnxruntime-genai read beside it.
-        chat_template: the template's Jinja source, or None.
-        special_tokens: ``bos_token``, ``eos_token``, ``unk_token``, ``pad_token`` -> text; only
-            those that the model has.
-        bos_token_id: the beginning-of-text token, or None.
-        add_bos: whether a prompt begins with it.
-        end_token_ids: every token that ends an answer, in rising order.
-    """
-
-    tokenizer_json: str
-    tokenizer_config_json: str
-    chat_template: str | None
-    special_tokens: dict[str, str]
-    bos_token_id: int | None
-    add_bos: bool
-    end_token_ids: tuple[int, ...]
 
 
 def build_tokenizer(metadata: Mapping[str, Any]) -> TokenizerFiles:
@@ -113,17 +82,9 @@ def build_tokenizer(metadata: Mapping[str, Any]) -> TokenizerFiles:
         ),
         **parts,
     }
-    config = {
-        "tokenizer_class": "PreTrainedTokenizerFast",
-        "add_bos_token": add_bos,
-        "add_eos_token": False,
-        "clean_up_tokenization_spaces": False,
-        **special_tokens,
-        **({"chat_template": template} if template is not None else {}),
-    }
     return TokenizerFiles(
         tokenizer_json=json.dumps(tokenizer, ensure_ascii=False, separators=(",", ":")),
-        tokenizer_config_json=json.dumps(config, ensure_ascii=False, indent=2),
+        tokenizer_config_json=tokenizer_config(special_tokens, add_bos=add_bos, template=template),
         chat_template=template,
         special_tokens=special_tokens,
         bos_token_id=bos_token_id,
@@ -161,18 +122,12 @@ def _end_token_ids(
     vocabulary: Vocabulary, ids: Mapping[str, int], template: str | None
 ) -> tuple[int, ...]:
     """The union of what the file names, what is known by name, and what the template writes."""
-    ends = {ids[key] for key in _END_KEYS if key in ids}
-    for token in _END_TOKENS:
-        token_id = vocabulary.ids.get(token)
-        if token_id is None:
-            continue
-        written = template is not None and token in template
-        if written or vocabulary.types[token_id] == TokenType.CONTROL:
-            ends.add(token_id)
-    # Harmony-style templates end a message with <|end|> and go on; these two end the turn.
-    if {vocabulary.ids.get("<|return|>"), vocabulary.ids.get("<|call|>")} <= ends:
-        ends.discard(vocabulary.ids.get("<|end|>", -1))
-    return tuple(sorted(ends))
+    return end_token_ids(
+        {ids[key] for key in _END_KEYS if key in ids},
+        vocabulary.ids,
+        lambda token_id: vocabulary.types[token_id] == TokenType.CONTROL,
+        template,
+    )
 
 
 def _adds_bos(metadata: Mapping[str, Any], ids: Mapping[str, int], *, default: bool) -> bool:
