@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 
 from edge_runtime.engine.model_runner import RunTerminatedError, StepInput
 from edge_runtime.errors import RunError, TokenizerError
+from edge_runtime.generation.speculation import MAX_DRAFT_TOKENS
 
 
 class ByteTokenizer:
@@ -135,9 +136,12 @@ class ScriptedRunner:
             assert held <= len(tokens), f"the slot holds {len(tokens)} tokens, not {held}"
             tokens[held:] = [int(t) for t in step.token_ids[row, :count]]
             for n, position in enumerate(step.logits_indices[row]):
-                seen = tokens[: held + int(position) + 1]
-                logits[row, n, self._next_token(seen)] = 1.0
+                self.score(tokens[: held + int(position) + 1], logits[row, n])
         return logits
+
+    def score(self, seen: Sequence[int], logits: NDArray[np.float32]) -> None:
+        """Write the logits (V,) after the tokens ``seen``; they are 0."""
+        logits[self._next_token(seen)] = 1.0
 
     def copy(self, source: int, target: int, *, tokens: int) -> None:
         """As :meth:`edge_runtime.engine.kv_cache.KVCache.copy`, of the tokens it keeps."""
@@ -152,11 +156,17 @@ class ScriptedRunner:
 
 
 def replying(prompt: Sequence[int], reply: Sequence[int]) -> Callable[[Sequence[int]], int]:
-    """A script for :class:`ScriptedRunner`: after ``prompt`` comes ``reply``, and nothing else."""
+    """A script for :class:`ScriptedRunner`: after ``prompt`` comes ``reply``, and nothing else.
+
+    Only a draft may end in other tokens; what follows those is of no interest, and is token 0.
+    """
     script = [*prompt, *reply]
 
     def next_token(seen: Sequence[int]) -> int:
-        assert list(seen) == script[: len(seen)], f"asked for {list(seen)}, scripted {script}"
-        return script[len(seen)]
+        evaluated = list(seen[: max(0, len(seen) - MAX_DRAFT_TOKENS)])
+        assert evaluated == script[: len(evaluated)], f"asked for {list(seen)}, scripted {script}"
+        if list(seen) != script[: len(seen)]:
+            return 0
+        return script[len(seen)] if len(seen) < len(script) else 0
 
     return next_token

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 from edge_runtime.cli.device import provider_line
 from edge_runtime.cli.session import Session, add_model_argument, add_running_arguments
 from edge_runtime.cli.tables import pairs
+from edge_runtime.engine.options import Speculation
 from edge_runtime.engine.request import ChosenLogprob, FinishReason, Usage
 from edge_runtime.store.progress import format_bytes
 
@@ -67,7 +68,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     sampling.add_argument(
         "--ignore-eos", action="store_true", help="go on after the model's end token"
     )
-    running = add_running_arguments(parser)
+    # One answer at a time: drafts pay, and no company changes the text.
+    running = add_running_arguments(parser, speculation=Speculation.PROMPT_LOOKUP)
     running.add_argument(
         "--verbose", action="store_true", help="times, speeds and memory on stderr afterwards"
     )
@@ -194,6 +196,9 @@ def statistics(session: Session, answer: Answer) -> str:
             ("finished", answer.finish_reason.value),
             ("TTFT", f"{1000 * usage.ttft_s:.0f} ms, after {session.load_s:.2f} s of loading"),
         ]
+        if usage.draft_tokens:
+            share = f"{usage.accepted_draft_tokens} of {usage.draft_tokens} tokens accepted"
+            lines.append(("drafts", share))
     if provider := provider_line(session.engine):
         lines.append(("provider", provider))
     memory = session.engine.memory()

@@ -117,6 +117,8 @@ def _plain(session: Session, answer: Answer) -> dict[str, Any]:
             "prompt_tokens": usage.prompt_tokens,
             "cached_tokens": usage.cached_tokens,
             "completion_tokens": usage.completion_tokens,
+            "draft_tokens": usage.draft_tokens,
+            "accepted_draft_tokens": usage.accepted_draft_tokens,
         },
         "timings": None if usage is None else timings(session, usage),
     }

@@ -186,6 +186,7 @@ def _opener(arguments: argparse.Namespace) -> OpenModel:
         threads=arguments.threads,
         slots=arguments.slots,
         max_waiting=arguments.max_queue + arguments.slots,
+        speculation=arguments.speculation,
     )
     home = Home.find()
 

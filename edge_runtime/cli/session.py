@@ -22,6 +22,7 @@ from edge_runtime.cli.device import (
 )
 from edge_runtime.cli.reporting import Reporter
 from edge_runtime.engine.memory_plan import parse_bytes
+from edge_runtime.engine.options import Speculation
 from edge_runtime.file_hash import RememberedHashes
 from edge_runtime.providers.memory_advice import keep_heap_small
 from edge_runtime.store.home import Home
@@ -60,8 +61,15 @@ def add_model_argument(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def add_running_arguments(parser: argparse.ArgumentParser) -> argparse._ArgumentGroup:
-    """Add how a model runs; gives the group, for what a command adds of its own."""
+def add_running_arguments(
+    parser: argparse.ArgumentParser, *, speculation: Speculation = Speculation.OFF
+) -> argparse._ArgumentGroup:
+    """Add how a model runs; gives the group, for what a command adds of its own.
+
+    Args:
+        parser: the command's.
+        speculation: what the command does where nothing is said.
+    """
     running = parser.add_argument_group("running")
     running.add_argument("--context", type=int, metavar="N", help="tokens that a text may hold")
     running.add_argument(
@@ -72,6 +80,13 @@ def add_running_arguments(parser: argparse.ArgumentParser) -> argparse._Argument
     add_device_arguments(running)
     running.add_argument("--threads", type=int, metavar="N", help="default: what the CPU gives")
     running.add_argument("--quant", choices=RECIPES, help="the recipe of a .gguf file's export")
+    running.add_argument(
+        "--speculation",
+        choices=[way.value for way in Speculation],
+        default=speculation.value,
+        help="prompt-lookup drafts what the text has said before, which is faster where an answer "
+        f"quotes (default: {speculation.value})",
+    )
     return running
 
 
@@ -102,6 +117,7 @@ def open_engine(
 
     options = EngineOptions(
         context_length=arguments.context,
+        speculation=arguments.speculation,
         providers=device.providers,
         **device.fill(
             threads=arguments.threads,

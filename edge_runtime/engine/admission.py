@@ -62,6 +62,15 @@ class TokenBudget:
             growth = min(_GROWTH_TOKENS, self.tokens // 16) * (len(running) + 1)
         return self.claimed(running) + self.claim(sequence) + growth <= self.tokens
 
+    def spare(self, running: Iterable[Sequence], warm_tokens: int) -> int | None:
+        """Tokens that a step may add beyond one a sequence; None is without a limit.
+
+        What is reserved counts already; warm prefixes do not give way to a guess.
+        """
+        if self.tokens is None or self._mode is AdmissionMode.RESERVE:
+            return None
+        return max(0, self.tokens - self.claimed(running) - warm_tokens)
+
     def excess(self, running: Iterable[Sequence], warm_tokens: int) -> int:
         """Tokens by which claims and warm prefixes go over the budget; 0 where they do not."""
         if self.tokens is None:

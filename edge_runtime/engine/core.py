@@ -16,12 +16,13 @@ from numpy.typing import NDArray
 
 from edge_runtime.bundle import Manifest
 from edge_runtime.engine.admission import TokenBudget
+from edge_runtime.engine.drafting import Drafting
 from edge_runtime.engine.executor import Executor, engine_closed
 from edge_runtime.engine.kv_cache import KVCache
 from edge_runtime.engine.memory import MemoryReport, process_memory
 from edge_runtime.engine.metrics import EngineMetrics, Gauges, StepKind
 from edge_runtime.engine.model_runner import ModelRunner, RunTerminatedError
-from edge_runtime.engine.options import AdmissionMode, EngineOptions
+from edge_runtime.engine.options import AdmissionMode, EngineOptions, Speculation
 from edge_runtime.engine.output import Emit, RequestOutput
 from edge_runtime.engine.prompt_check import checked_prompt
 from edge_runtime.engine.request import Delta, FinishReason
@@ -89,6 +90,11 @@ class EngineCore:
                 None if options.max_inter_token_ms is None else options.max_inter_token_ms / 1000
             ),
         )
+        self._drafting: Drafting | None = None
+        if options.speculation == Speculation.PROMPT_LOOKUP:
+            self._drafting = Drafting(
+                chunk_size=options.chunk_size, context_length=context_length, metrics=self.metrics
+            )
         self._outputs: dict[int, RequestOutput] = {}
         self._stepping: tuple[Sequence, ...] = ()
         self._end_tokens = frozenset(manifest.tokenizer.end_token_ids)
@@ -193,7 +199,7 @@ class EngineCore:
         return bool(self._scheduler.unfinished)
 
     def step(self) -> None:
-        """Do one step: a chunk of a prompt, or one token of each running sequence."""
+        """Do one step: a chunk of a prompt, or a token of each running sequence, or drafts of one."""
         for sequence in self._scheduler.unfinished:
             if sequence.cancel_requested:
                 self._finish(sequence, Delta("", finish_reason=FinishReason.CANCELLED))
@@ -201,6 +207,8 @@ class EngineCore:
         self._set_gauges()
         if plan is None:
             return
+        if self._drafting is not None:
+            plan = self._drafting.extend(plan, spare_tokens=self._scheduler.spare_tokens)
         before_s = time.perf_counter()
         self._prepare(plan)
         self._stepping = plan.sequences
@@ -250,33 +258,55 @@ class EngineCore:
 
     def _advance(self, plan: StepPlan, logits: NDArray[np.float32], elapsed_s: float) -> None:
         self.metrics.count_step(
-            StepKind.PREFILL if plan.is_prefill else StepKind.DECODE,
+            _kind(plan),
             rows=len(plan.sequences),
             tokens=sum(plan.token_counts),
             width=max(plan.token_counts),
             seconds=elapsed_s,
         )
+        if self._drafting is not None:
+            self._drafting.count_step(plan, elapsed_s)
         for row, (sequence, count) in enumerate(
             zip(plan.sequences, plan.token_counts, strict=True)
         ):
-            sequence.held_tokens += count
-            output = self._outputs[sequence.id]
-            output.count_step(elapsed_s, is_prefill=plan.is_prefill)
-            if not plan.wants_logits:
-                continue
-            sequence.phase = Phase.DECODE
+            sequence.held_tokens += count - len(plan.drafts)
+            self._outputs[sequence.id].count_step(elapsed_s, is_prefill=plan.is_prefill)
+            if plan.wants_logits:
+                sequence.phase = Phase.DECODE
+                self._add_tokens(sequence, logits[row], plan.drafts)
+
+    def _add_tokens(
+        self, sequence: Sequence, logits: NDArray[np.float32], drafts: tuple[int, ...]
+    ) -> None:
+        """Choose the next token, and go on for as long as what is chosen was drafted.
+
+        Each token is chosen as it would be without drafts, from the same distribution and by the
+        same random number: a draft is right with just the probability that the distribution gives
+        it, and where it is wrong what was chosen follows the rest of the distribution. What wrong
+        drafts left in the cache lies past the tokens held, and is written over.
+
+        Args:
+            logits: (1 + drafts, V), after the pending token and after each draft.
+        """
+        output = self._outputs[sequence.id]
+        for position, row in enumerate(logits):
             try:
-                delta = output.add(logits[row, 0])
+                delta = output.add(row)
             except EdgeRuntimeError as exc:
                 self._fail((sequence,), exc)
-                continue
-            if delta.finish_reason is None:
-                output.emit(delta)
-            else:
+                return
+            was_drafted = position < len(drafts) and sequence.tokens[-1] == drafts[position]
+            if was_drafted and self._drafting is not None:
+                self._drafting.accept(sequence)
+            if delta.finish_reason is not None:
                 self._finish(sequence, delta)
+                return
+            output.emit(delta)
+            if not was_drafted:
+                return
 
     def _finish(self, sequence: Sequence, delta: Delta) -> None:
-        output = self._outputs.pop(sequence.id)
+        output = self._pop_output(sequence)
         last = output.last(delta)
         assert last.finish_reason is not None
         self._scheduler.finish(sequence, last.finish_reason)
@@ -287,7 +317,12 @@ class EngineCore:
         for sequence in sequences:
             self._scheduler.finish(sequence, FinishReason.ERROR)
             self._set_gauges()
-            self._outputs.pop(sequence.id).fail(error)
+            self._pop_output(sequence).fail(error)
+
+    def _pop_output(self, sequence: Sequence) -> RequestOutput:
+        if self._drafting is not None:
+            self._drafting.forget(sequence)
+        return self._outputs.pop(sequence.id)
 
     def _set_gauges(self) -> None:
         scheduler = self._scheduler
@@ -308,3 +343,9 @@ class EngineCore:
             context_length=self.context_length,
             vocabulary_size=self.manifest.dimensions.vocabulary_size,
         )
+
+
+def _kind(plan: StepPlan) -> StepKind:
+    if plan.is_prefill:
+        return StepKind.PREFILL
+    return StepKind.VERIFY if plan.drafts else StepKind.DECODE

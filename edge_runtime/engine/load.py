@@ -28,6 +28,7 @@ from edge_runtime.engine.memory_plan import MemoryAsk, MemoryPlan, plan_memory
 from edge_runtime.engine.model_runner import OrtModelRunner
 from edge_runtime.engine.options import EngineOptions, context_length
 from edge_runtime.errors import ChatTemplateError, IntegrityError, ManifestError
+from edge_runtime.generation.speculation import MAX_DRAFT_TOKENS
 from edge_runtime.providers.external_data import external_locations
 from edge_runtime.providers.memory_advice import MappedFiles, trim_heap
 from edge_runtime.providers.ort import onnxruntime, require_version
@@ -137,7 +138,11 @@ def load_parts(
         plan = None
         if meter is not None and options.memory_cap_bytes is not None:
             costs = meter.measure(
-                runner, cache, mapped_bytes=mapped.size_bytes, chunk_size=options.chunk_size
+                runner,
+                cache,
+                mapped_bytes=mapped.size_bytes,
+                chunk_size=options.chunk_size,
+                logits_rows=max(options.slots, 1 + MAX_DRAFT_TOKENS),
             )
             ask = MemoryAsk(context, options.slots, options.chunk_size)
             plan = plan_memory(options.memory_cap_bytes, costs, ask)

@@ -38,7 +38,13 @@ class CostMeter:
             ) from exc
 
     def measure(
-        self, runner: ModelRunner, cache: KVCache, *, mapped_bytes: int, chunk_size: int
+        self,
+        runner: ModelRunner,
+        cache: KVCache,
+        *,
+        mapped_bytes: int,
+        chunk_size: int,
+        logits_rows: int,
     ) -> MemoryCosts:
         """Run a chunk where it costs most, at the end of a full context.
 
@@ -47,6 +53,7 @@ class CostMeter:
             cache: its cache, empty; it is empty again afterwards.
             mapped_bytes: how much of the weights files stays mapped at most.
             chunk_size: tokens of the chunk.
+            logits_rows: of how many of them the logits are wanted, the most that a step asks for.
 
         Raises:
             RunError: the chunk failed.
@@ -60,7 +67,7 @@ class CostMeter:
             token_ids=np.zeros((1, count), np.int64),
             held=np.array([context - count], np.int32),
             lengths=np.array([count], np.int32),
-            logits_indices=np.array([[count - 1]], np.int64),
+            logits_indices=np.arange(max(0, count - logits_rows), count, dtype=np.int64)[None],
         )
         _CLEAR_REFS.write_text(_RESET_PEAK, encoding="ascii")
         runner.run(step)

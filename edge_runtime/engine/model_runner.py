@@ -6,6 +6,7 @@ are the graph contract of docs/architecture.md.
 
 from __future__ import annotations
 
+import math
 from collections import OrderedDict
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,9 +21,9 @@ from edge_runtime.errors import RunError
 from edge_runtime.providers.ort import first_line, onnxruntime
 from edge_runtime.providers.session import SessionOptions, open_session
 
-# Decode binds the same addresses at every step, and a prompt's full chunks do as well; a few more
-# shapes cover last chunks that come back.
-_KEPT_BINDINGS = 8
+# Decode binds the same addresses at every step, and a prompt's full chunks do as well; more shapes
+# cover drafts of each length, and last chunks that come back.
+_KEPT_BINDINGS = 16
 
 
 @dataclass(frozen=True)
@@ -99,6 +100,8 @@ class OrtModelRunner:
         self._vocabulary_size = vocabulary_size
         self._run_options = self._ort.RunOptions()
         self._bindings: OrderedDict[tuple[int, int, int, int], _Binding] = OrderedDict()
+        # One for all bindings: with drafts and a large vocabulary it is megabytes.
+        self._logits = np.empty(0, np.float32)
 
     def run(self, step: StepInput) -> NDArray[np.float32]:
         """As :meth:`ModelRunner.run`."""
@@ -137,13 +140,17 @@ class OrtModelRunner:
             return self._bindings[key]
         if len(self._bindings) >= _KEPT_BINDINGS:
             self._bindings.popitem(last=False)
+        shape = (rows, wanted, self._vocabulary_size)
+        if math.prod(shape) > self._logits.size:
+            self._bindings.clear()  # they hold the address of the smaller one
+            self._logits = np.zeros(math.prod(shape), np.float32)
         binding = self._bindings[key] = _Binding(
             self._session.io_binding(),
             token_ids=np.zeros((rows, tokens), np.int64),
             seqlens_k=np.zeros(rows, np.int32),
             total_sequence_length=np.zeros((), np.int32),
             logits_indices=np.zeros((rows, wanted), np.int64),
-            logits=np.zeros((rows, wanted, self._vocabulary_size), np.float32),
+            logits=self._logits[: math.prod(shape)].reshape(shape),
         )
         _bind(binding, self._cache, step.first_slot, rows)
         return binding

@@ -38,6 +38,13 @@ class AdmissionMode(str, Enum):
     OPTIMISTIC = "optimistic"  # the prompt; the youngest yields when tokens run out
 
 
+class Speculation(str, Enum):
+    """Where guesses of the next tokens come from."""
+
+    PROMPT_LOOKUP = "prompt-lookup"  # what followed when the text last said the same
+    OFF = "off"
+
+
 @dataclass(frozen=True)
 class EngineOptions:
     """How to run a bundle.
@@ -64,10 +71,15 @@ class EngineOptions:
         providers: execution providers to try in this order, by onnxruntime's names or short ones
             (``cuda``), with options where wanted (``openvino:device_type=GPU``). One alone is
             taken or loading fails. Empty takes what onnxruntime and the bundle have.
+        speculation: "prompt-lookup" drafts what the text has said before, where a sequence decodes
+            alone and where that is likely to pay; "off" takes one token a step. The answers are
+            those of the same distribution either way. But with integer activations a step of
+            several tokens rounds differently, so with drafts the same seed may give another text
+            in company than alone.
 
     Raises:
-        InvalidParameterError: a number that is not a whole one of at least 1, no such mode, or
-            providers that are no tuple of names.
+        InvalidParameterError: a number that is not a whole one of at least 1, no such mode or way
+            of speculation, or providers that are no tuple of names.
     """
 
     context_length: int | None = None
@@ -80,6 +92,7 @@ class EngineOptions:
     admission: AdmissionMode | str = AdmissionMode.RESERVE
     providers: tuple[str, ...] = ()
     max_inter_token_ms: int | None = DEFAULT_MAX_INTER_TOKEN_MS
+    speculation: Speculation | str = Speculation.OFF
 
     def __post_init__(self) -> None:
         if not isinstance(self.providers, tuple) or not all(
@@ -101,6 +114,11 @@ class EngineOptions:
         if self.admission not in modes:
             raise InvalidParameterError(
                 f"admission is {self.admission!r}", hint=f"use {' or '.join(modes)}"
+            )
+        ways = [way.value for way in Speculation]
+        if self.speculation not in ways:
+            raise InvalidParameterError(
+                f"speculation is {self.speculation!r}", hint=f"use {' or '.join(ways)}"
             )
 
 

@@ -152,6 +152,8 @@ class RequestOutput:
             ttft_s=self._ttft_s,
             prefill_s=self._prefill_s,
             decode_s=self._decode_s,
+            draft_tokens=sequence.draft_tokens,
+            accepted_draft_tokens=sequence.accepted_draft_tokens,
         )
         assert reason is not None
         self._metrics.count_finish(reason, time_per_token_s=self._time_per_token_s())

@@ -39,7 +39,8 @@ class Usage:
     """Token counts and times of one request.
 
     ``ttft_s`` runs from submission to the first token; ``prefill_s`` and ``decode_s`` are time
-    spent in steps. ``cached_tokens`` of the prompt were already in the cache.
+    spent in steps. ``cached_tokens`` of the prompt were already in the cache. ``draft_tokens`` were
+    evaluated on a guess, and ``accepted_draft_tokens`` of them are part of the answer.
     """
 
     prompt_tokens: int
@@ -48,6 +49,8 @@ class Usage:
     ttft_s: float
     prefill_s: float
     decode_s: float
+    draft_tokens: int = 0
+    accepted_draft_tokens: int = 0
 
 
 @dataclass(frozen=True)

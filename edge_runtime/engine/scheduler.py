@@ -23,7 +23,7 @@ from edge_runtime.engine.waiting import WaitingQueue
 class StepPlan:
     """The work of one step.
 
-    ``token_counts`` gives the new tokens of each sequence, all ones in a decode step.
+    ``token_counts`` gives the new tokens of each sequence, all ones in a decode step without drafts.
     ``wants_logits`` is False while a prompt's end is not reached. ``changes`` are to be made to the
     cache before the step, in their order: slots given to sequences, warm prefixes cut. ``preempted``
     are the sequences that lost their slots to it.
@@ -35,6 +35,8 @@ class StepPlan:
     is_prefill: bool
     changes: tuple[CacheChange, ...] = ()
     preempted: tuple[Sequence, ...] = ()
+    drafts: tuple[int, ...] = ()
+    """Guesses of what follows the pending token of the only sequence, counted with it."""
 
 
 class Scheduler:
@@ -102,6 +104,13 @@ class Scheduler:
     def claimed_tokens(self) -> int:
         """Tokens of the budget that running sequences have a claim on; 0 without a budget."""
         return self._budget.claimed(self.running) if self._budget is not None else 0
+
+    @property
+    def spare_tokens(self) -> int | None:
+        """Tokens that a step may add beyond one a sequence; None is without a limit."""
+        if self._budget is None:
+            return None
+        return self._budget.spare(self.running, self._slots.warm_tokens)
 
     def schedule(self) -> StepPlan | None:
         """The next step, or None when there is nothing to do."""

@@ -44,6 +44,8 @@ class Sequence:
     cached_tokens: int | None = None
     cancel_requested: bool = False
     finish_reason: FinishReason | None = None
+    draft_tokens: int = 0
+    accepted_draft_tokens: int = 0
 
     def __post_init__(self) -> None:
         self.tokens = list(self.prompt)

@@ -14,7 +14,7 @@ from edge_runtime.engine.scheduler import StepPlan
 
 
 def planned_input(plan: StepPlan) -> StepInput:
-    """The pending tokens of each sequence of a plan, right-padded to the longest."""
+    """The pending tokens of each sequence of a plan and its drafts, right-padded to the longest."""
     rows = len(plan.sequences)
     slots = [s.slot for s in plan.sequences]
     first = slots[0]
@@ -23,9 +23,14 @@ def planned_input(plan: StepPlan) -> StepInput:
     ids = np.zeros((rows, max(plan.token_counts)), np.int64)
     for row, (sequence, count) in enumerate(zip(plan.sequences, plan.token_counts, strict=True)):
         held = sequence.held_tokens
-        ids[row, :count] = sequence.tokens[held : held + count]
+        ids[row, :count] = [*sequence.tokens[held : held + count], *plan.drafts]
     lengths = np.array(plan.token_counts, np.int32)
-    wanted = (lengths - 1)[:, None] if plan.wants_logits else np.zeros((rows, 0), np.int64)
+    if plan.drafts:
+        wanted = np.arange(lengths[0])[None]
+    elif plan.wants_logits:
+        wanted = (lengths - 1)[:, None]
+    else:
+        wanted = np.zeros((rows, 0), np.int64)
     return StepInput(
         first_slot=first,
         token_ids=ids,

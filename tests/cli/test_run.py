@@ -227,7 +227,10 @@ def test_json_is_one_object_with_everything(script: Script, capsys):
     said = json.loads(out)
     assert said["model"] == "scripted"
     assert (said["text"], said["finish_reason"]) == ("日本語", "stop")
-    assert said["usage"] == {"prompt_tokens": 2, "cached_tokens": 3, "completion_tokens": 2}
+    assert said["usage"] == {
+        "prompt_tokens": 2, "cached_tokens": 3, "completion_tokens": 2,
+        "draft_tokens": 0, "accepted_draft_tokens": 0,
+    }  # fmt: skip
     assert said["timings"]["ttft_s"] == 0.125
     assert said["timings"]["decode_tokens_per_s"] == 2.0, "the first token came from the prefill"
     entry = said["logprobs"][0]
@@ -236,6 +239,14 @@ def test_json_is_one_object_with_everything(script: Script, capsys):
     )  # fmt: skip
     assert [other["token"] for other in entry["top"]] == ["H", "<|end|>"]
     assert len(said["logprobs"]) == 2
+
+
+@pytest.mark.parametrize(
+    ("arguments", "way"), [([], "prompt-lookup"), (["--speculation", "off"], "off")]
+)
+def test_one_answer_at_a_time_is_drafted_for_unless_told_otherwise(script: Script, arguments, way):
+    assert main(["run", "m", *arguments, "Hi"]) == 0
+    assert script.loaded[0][1].speculation == way
 
 
 def test_verbose_goes_to_stderr_after_the_answer(script: Script, capsys):
