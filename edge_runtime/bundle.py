@@ -121,7 +121,10 @@ class SourceEntry:
 
 @dataclass(frozen=True)
 class Manifest:
-    """The content of ``manifest.json``."""
+    """The content of ``manifest.json``.
+
+    ``warm_prompt`` is the file of a saved prompt that is loaded at the start.
+    """
 
     schema_version: int
     name: str
@@ -135,6 +138,7 @@ class Manifest:
     source: SourceEntry
     license: str | None = None
     generation: GenerationDefaults = field(default_factory=GenerationDefaults)
+    warm_prompt: str | None = None
 
 
 @dataclass(frozen=True)
@@ -225,6 +229,8 @@ def _check_manifest(file: Path, manifest: Manifest) -> None:
         for name in (graph.file, *graph.weights):
             if name not in manifest.files:
                 raise ManifestError(f"{file}: the graph needs {name!r}, which files does not list")
+    if manifest.warm_prompt is not None and manifest.warm_prompt not in manifest.files:
+        raise ManifestError(f"{file}: files does not list the warm prompt {manifest.warm_prompt!r}")
     if not manifest.graphs:
         raise ManifestError(f"{file}: it names no graph")
     for key, value in vars(manifest.dimensions).items():

@@ -17,6 +17,8 @@ EdgeRuntimeError
 │   ├── SourceFormatError        truncated, not the format it claims, or inconsistent
 │   ├── UnsupportedModelError    a well-formed source of a kind this version has no code for
 │   └── StorageError             the disk is full or not writable
+├── PrefixFileError          a saved prompt that is damaged, or no such file
+│   └── PrefixMismatchError      one of another model, recipe, provider or version
 ├── TokenizerError           a tokenizer that cannot be built, or text that it cannot encode
 ├── ChatTemplateError        the model's template is broken, or refused the conversation
 ├── ProviderError            no onnxruntime, or no execution provider that runs the graph
@@ -123,6 +125,23 @@ class ManifestError(BundleError):
 
 class IntegrityError(BundleError):
     """A file is not the one that the manifest describes."""
+
+
+class PrefixFileError(EdgeRuntimeError):
+    """A saved prompt is damaged, or the file is none."""
+
+
+class PrefixMismatchError(PrefixFileError):
+    """A saved prompt belongs to something else than what is running.
+
+    Args:
+        message: as for all.
+        differing: the fields of its key that differ.
+    """
+
+    def __init__(self, message: str, *, differing: tuple[str, ...]) -> None:
+        super().__init__(message, hint="save it again with this model, on this machine")
+        self.differing = differing
 
 
 class ExportError(EdgeRuntimeError):

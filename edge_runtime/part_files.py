@@ -22,6 +22,8 @@ except ImportError:  # Windows
 
 _SUFFIX = ".part"
 _ASIDE = ".old"
+# As tempfile names them: anything else that begins alike is somebody's own.
+_OURS = re.compile(r"\.(.+)\.[a-z0-9_]{8}\.(?:part|old)")
 
 
 @contextmanager
@@ -60,17 +62,33 @@ def aside_of(work: Path) -> Path:
     return work.with_suffix(_ASIDE)
 
 
-def sweep_abandoned(destination: Path) -> None:
+def sweep_folder(folder: Path) -> list[Path]:
+    """As `sweep_abandoned`, for everything that was to come into a folder."""
+    try:
+        found = [_OURS.fullmatch(path.name) for path in folder.iterdir()]
+    except OSError:
+        return []
+    names = sorted({match[1] for match in found if match is not None})
+    return [left for name in names for left in sweep_abandoned(folder / name)]
+
+
+def sweep_abandoned(destination: Path) -> list[Path]:
     """Delete what killed processes left beside a destination.
 
     What had stepped aside for a replacement that never came takes its place again.
+
+    Returns:
+        What was deleted.
     """
+    deleted: list[Path] = []
     if fcntl is None:
-        return
-    # As tempfile names them: anything else that begins alike is somebody's own.
-    ours = re.compile(re.escape(_prefix(destination)) + r"[a-z0-9_]{8}\.(part|old)")
+        return deleted
     with suppress(OSError):
-        beside = [p for p in destination.parent.iterdir() if ours.fullmatch(p.name)]
+        beside = []
+        for path in destination.parent.iterdir():
+            match = _OURS.fullmatch(path.name)
+            if match is not None and match[1] == destination.name:
+                beside.append(path)
         for aside in (p for p in beside if p.suffix == _ASIDE):
             work = aside.with_suffix(_SUFFIX)
             if not _is_held(work if work.exists() else destination):
@@ -78,11 +96,14 @@ def sweep_abandoned(destination: Path) -> None:
                     aside.rename(destination)
                 else:
                     _delete(aside)
+                    deleted.append(aside)
         for work in (p for p in beside if p.suffix == _SUFFIX):
             held = _lock(work, wait=False)
             if held is not None:
                 _delete(work)
                 _let_go(held)
+                deleted.append(work)
+    return deleted
 
 
 def sync_folder(folder: Path) -> None:

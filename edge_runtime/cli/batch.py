@@ -22,7 +22,12 @@ from edge_runtime.batch_file import BatchLine, index_input, read_lines
 from edge_runtime.batch_output import BatchOutput, is_failure, open_output
 from edge_runtime.cli.batch_progress import BatchProgress
 from edge_runtime.cli.main import INTERRUPTED
-from edge_runtime.cli.session import add_model_argument, add_running_arguments, open_session
+from edge_runtime.cli.session import (
+    add_model_argument,
+    add_prompt_cache_argument,
+    add_running_arguments,
+    open_session,
+)
 from edge_runtime.engine.memory_plan import parse_bytes
 from edge_runtime.errors import InvalidParameterError
 from edge_runtime.typed_data import encode
@@ -63,6 +68,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
         "output", metavar="OUTPUT", type=Path, help="answers; one that is there is gone on with"
     )
     running = add_running_arguments(parser)
+    add_prompt_cache_argument(running)
     running.add_argument(
         "--slots",
         type=int,

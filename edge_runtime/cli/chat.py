@@ -49,7 +49,8 @@ def run(arguments: argparse.Namespace) -> int:
     source = Typed() if typed else Piped()
     with open_session(arguments) as session:
         params = chosen_params(session, overrides)
-        chat = Chat(session, params, arguments.system, verbose=arguments.verbose)
+        system = session.system if arguments.system is None else arguments.system
+        chat = Chat(session, params, system, verbose=arguments.verbose)
         if session.engine.chat_template is None:
             raise ChatTemplateError(
                 f"{session.engine.manifest.name} has no chat template",

@@ -12,7 +12,12 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from edge_runtime.cli.device import provider_line
-from edge_runtime.cli.session import Session, add_model_argument, add_running_arguments
+from edge_runtime.cli.session import (
+    Session,
+    add_model_argument,
+    add_prompt_cache_argument,
+    add_running_arguments,
+)
 from edge_runtime.cli.tables import pairs
 from edge_runtime.engine.options import Speculation
 from edge_runtime.engine.request import ChosenLogprob, FinishReason, Usage
@@ -70,6 +75,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     # One answer at a time: drafts pay, and no company changes the text.
     running = add_running_arguments(parser, speculation=Speculation.PROMPT_LOOKUP)
+    add_prompt_cache_argument(running)
     running.add_argument(
         "--verbose", action="store_true", help="times, speeds and memory on stderr afterwards"
     )

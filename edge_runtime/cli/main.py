@@ -17,8 +17,8 @@ import importlib
 import os
 import signal
 import sys
-from collections.abc import Sequence
-from typing import NoReturn, Protocol, cast
+from collections.abc import Mapping, Sequence
+from typing import Any, NoReturn, Protocol, cast
 
 from edge_runtime._version import __version__
 from edge_runtime.errors import EdgeRuntimeError, UsageError
@@ -38,6 +38,7 @@ COMMANDS = {
     "batch": "answer a file of requests, and go on after an interruption",
     "serve": "answer over local HTTP, as OpenAI and Ollama do",
     "plan": "show how a memory cap would be split",
+    "cache": "save a long prompt once, and start warm with it (save, list, inspect, rm)",
     "inspect": "show what a bundle or a .gguf file holds",
     "doctor": "show what this machine can run models on, and what is missing",
     "targets": "list the devices that models can be made and run for",
@@ -122,24 +123,48 @@ def _dispatch(argv: list[str]) -> int:
         prog=PROGRAM,
         usage=f"{PROGRAM} COMMAND ...",
         description="Run small language models on devices you own.",
-        epilog=_command_list(),
+        epilog=_command_list(PROGRAM, COMMANDS),
         formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,
     )
     parser.add_argument("--version", action="version", version=f"{PROGRAM} {__version__}")
+    name = _first_word(parser, argv, COMMANDS)
+    return 0 if name is None else _run_command(name, _MODULES[name], argv[1:])
+
+
+def _first_word(parser: Parser, argv: list[str], commands: Mapping[str, str]) -> str | None:
+    """The command that comes first, what follows being its own business; None if help was shown."""
     parser.add_argument("command", nargs="?", metavar="COMMAND", help=argparse.SUPPRESS)
-    # The first word is the command, and what follows is its own business.
-    arguments = parser.parse_args(argv[:1])
-    if arguments.command is None:
+    name = parser.parse_args(argv[:1]).command
+    if name is None:
         parser.print_help()
-        return 0
-    if arguments.command not in COMMANDS:
-        raise _unknown_command(arguments.command)
-    return _run_command(arguments.command, argv[1:])
+        return None
+    if name not in commands:
+        raise _unknown_command(name, commands)
+    return str(name)
 
 
-def _run_command(name: str, rest: list[str]) -> int:
-    command = cast(Command, importlib.import_module(_MODULES[name]))
+def _run_group(name: str, group: Any, rest: list[str]) -> int:
+    """A command that is a group: its module has COMMANDS and MODULES, as this one."""
+    parser = Parser(
+        prog=f"{PROGRAM} {name}",
+        usage=f"{PROGRAM} {name} COMMAND ...",
+        description=(group.__doc__ or "").partition("\n")[0],
+        epilog=_command_list(f"{PROGRAM} {name}", group.COMMANDS),
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+    )
+    chosen = _first_word(parser, rest, group.COMMANDS)
+    return (
+        0 if chosen is None else _run_command(f"{name} {chosen}", group.MODULES[chosen], rest[1:])
+    )
+
+
+def _run_command(name: str, module: str, rest: list[str]) -> int:
+    loaded = importlib.import_module(module)
+    if hasattr(loaded, "COMMANDS"):
+        return _run_group(name, loaded, rest)
+    command = cast(Command, loaded)
     parser = Parser(
         prog=f"{PROGRAM} {name}",
         description=(command.__doc__ or "").partition("\n")[0],
@@ -150,17 +175,17 @@ def _run_command(name: str, rest: list[str]) -> int:
     return command.run(parser.parse_intermixed_args(rest))
 
 
-def _command_list() -> str:
-    width = max(map(len, COMMANDS))
-    lines = [f"  {name:<{width}}  {text}" for name, text in COMMANDS.items()]
-    return "\n".join(["commands:", *lines, "", f"{PROGRAM} COMMAND --help says more of one."])
+def _command_list(program: str, commands: Mapping[str, str]) -> str:
+    width = max(map(len, commands))
+    lines = [f"  {name:<{width}}  {text}" for name, text in commands.items()]
+    return "\n".join(["commands:", *lines, "", f"{program} COMMAND --help says more of one."])
 
 
-def _unknown_command(name: str) -> UsageError:
+def _unknown_command(name: str, commands: Mapping[str, str]) -> UsageError:
     from edge_runtime.near_names import near_names
 
-    near = near_names(name, COMMANDS)
-    hint = f"did you mean {' or '.join(near)}?" if near else f"commands: {', '.join(COMMANDS)}"
+    near = near_names(name, commands)
+    hint = f"did you mean {' or '.join(near)}?" if near else f"commands: {', '.join(commands)}"
     return UsageError(f"no such command: {name}", hint=hint)
 
 

@@ -100,8 +100,9 @@ def _encode(session: Session, prompt: str, arguments: argparse.Namespace) -> lis
     if arguments.raw:
         return session.engine.encode_prompt(prompt)
     messages = [{"role": "user", "content": prompt}]
-    if arguments.system is not None:
-        messages.insert(0, {"role": "system", "content": arguments.system})
+    system = session.system if arguments.system is None else arguments.system
+    if system is not None:
+        messages.insert(0, {"role": "system", "content": system})
     return session.engine.encode_chat(messages)
 
 

@@ -41,6 +41,8 @@ class OpenedEngine:
 
     engine: Engine
     load_s: float
+    system: str | None = None
+    """The system message of the saved prompt that it was started with."""
 
 
 @dataclass(frozen=True)
@@ -50,6 +52,8 @@ class Session:
     engine: Engine
     driver: EngineDriver
     load_s: float
+    system: str | None = None
+    """The system message of the saved prompt that it was started with."""
 
 
 def add_model_argument(parser: argparse.ArgumentParser) -> None:
@@ -90,6 +94,15 @@ def add_running_arguments(
     return running
 
 
+def add_prompt_cache_argument(running: argparse._ArgumentGroup) -> None:
+    """Add what a command that answers prompts may start warm with."""
+    running.add_argument(
+        "--prompt-cache",
+        metavar="FILE",
+        help="start with a saved prompt: a file, or a name in the store (edge-runtime cache save)",
+    )
+
+
 @contextmanager
 def open_engine(
     arguments: argparse.Namespace,
@@ -112,7 +125,8 @@ def open_engine(
     """
     cap_bytes = _cap_bytes(arguments)
     device = device_defaults(arguments)
-    bundle = _bundle(arguments)
+    saved = _saved_prompt(arguments)
+    bundle = found_bundle(arguments)
     from edge_runtime.engine.engine import Engine, EngineOptions
 
     options = EngineOptions(
@@ -132,7 +146,10 @@ def open_engine(
     with provider_steps_shown():
         loaded = Engine.load(bundle, options, hash_file=hashes)
     with loaded as engine:
+        system = None if saved is None else engine.load_prefix(saved).system
         load_s = time.perf_counter() - started_s
+        for notice in engine.notices:
+            print(notice, file=sys.stderr, flush=True)
         if engine.memory_plan is not None and engine.memory_plan.steps:
             steps = ", ".join(engine.memory_plan.steps)
             print(
@@ -140,7 +157,7 @@ def open_engine(
                 file=sys.stderr,
                 flush=True,
             )
-        yield OpenedEngine(engine, load_s)
+        yield OpenedEngine(engine, load_s, system)
 
 
 @contextmanager
@@ -156,14 +173,34 @@ def open_session(
         from edge_runtime.engine.driver import EngineDriver
 
         with EngineDriver(opened.engine) as driver:
-            yield Session(opened.engine, driver, opened.load_s)
+            yield Session(opened.engine, driver, opened.load_s, opened.system)
 
 
 def _cap_bytes(arguments: argparse.Namespace) -> int | None:
     return None if arguments.memory_cap is None else parse_bytes(arguments.memory_cap)
 
 
-def _bundle(arguments: argparse.Namespace) -> Path:
+def _saved_prompt(arguments: argparse.Namespace) -> Path | None:
+    """The file of --prompt-cache, found before anything slow is done."""
+    text = getattr(arguments, "prompt_cache", None)
+    if text is None:
+        return None
+    from edge_runtime.part_files import sweep_abandoned
+    from edge_runtime.store.prompts import find_prompt
+
+    path = find_prompt(Home.find(), text)
+    say_what_was_swept(sweep_abandoned(path))
+    return path
+
+
+def say_what_was_swept(left: list[Path]) -> None:
+    """Tell of what killed saves had left, and that it is gone."""
+    for path in left:
+        print(f"deleted what a killed save had left: {path}", file=sys.stderr, flush=True)
+
+
+def found_bundle(arguments: argparse.Namespace) -> Path:
+    """The bundle of MODEL, exported on first use."""
     keep_heap_small()
     with Reporter() as report:
         return ensure_bundle(

@@ -7,10 +7,11 @@ Tokens (:meth:`Engine.generate_tokens`), pieces of text (:meth:`Engine.stream`),
 
 from __future__ import annotations
 
+import itertools
 from collections import deque
 from collections.abc import Callable, Generator, Iterator, Mapping
 from collections.abc import Sequence as Ordered
-from contextlib import closing
+from contextlib import ExitStack, closing
 from functools import cached_property
 from pathlib import Path
 from typing import Any, cast
@@ -25,7 +26,9 @@ from edge_runtime.engine.load import load_parts
 from edge_runtime.engine.memory_plan import MemoryPlan
 from edge_runtime.engine.model_runner import ModelRunner, RunTerminatedError
 from edge_runtime.engine.options import EngineOptions
+from edge_runtime.engine.prefix_file import PrefixHeader
 from edge_runtime.engine.request import Completion, Delta, FinishReason, TokenDelta
+from edge_runtime.engine.saved_prefix import SavedPrefixes, prefix_key
 from edge_runtime.engine.sequence import Phase
 from edge_runtime.engine.step_input import scoring_input
 from edge_runtime.errors import EdgeRuntimeError, UsageError
@@ -82,6 +85,16 @@ class Engine(EngineCore):
         )
         self.chat_template = chat_template
         self.memory_plan = memory_plan
+        self.notices: tuple[str, ...] = ()
+        """What whoever loaded the engine should be told, in whole sentences."""
+        self._saved = SavedPrefixes(
+            None if provider is None or cache is None else prefix_key(manifest, provider, cache),
+            name=manifest.name,
+            scheduler=self._scheduler,
+            executor=self._executor,
+            context_length=self.context_length,
+            vocabulary_size=manifest.dimensions.vocabulary_size,
+        )
         self.provider = provider
 
     @classmethod
@@ -106,11 +119,12 @@ class Engine(EngineCore):
             InvalidParameterError: a context longer than the model's, or a memory cap on a system
                 that cannot keep one.
             MemoryCapError: the model does not fit in the memory cap.
+            PrefixFileError: the bundle's warm prompt is damaged, or of another model.
             RunError: the system refuses the cache's address space.
         """
         options = options or EngineOptions()
         parts = load_parts(Path(bundle), options, hash_file=hash_file)
-        return cls(
+        engine = cls(
             parts.manifest,
             runner=parts.runner,
             tokenizer=parts.tokenizer,
@@ -122,6 +136,13 @@ class Engine(EngineCore):
             memory_plan=parts.memory_plan,
             provider=parts.provider,
         )
+        if parts.manifest.warm_prompt is not None:
+            with ExitStack() as on_failure:
+                on_failure.callback(engine.close)
+                notice = engine._saved.load_of_bundle(Path(bundle) / parts.manifest.warm_prompt)
+                on_failure.pop_all()
+            engine.notices += () if notice is None else (notice,)
+        return engine
 
     # What a caller prepares
 
@@ -160,6 +181,58 @@ class Engine(EngineCore):
             vocabulary_size=self.manifest.dimensions.vocabulary_size,
             end_tokens=self.manifest.tokenizer.end_token_ids,
         )
+
+    def chat_prefix(self, system: str | None) -> list[int]:
+        """The token ids that every conversation with this system message begins with.
+
+        Raises:
+            ChatTemplateError: as :meth:`encode_chat`.
+        """
+        head = [] if system is None else [{"role": "system", "content": system}]
+        # Two questions that have nothing in common: what both begin with, any does.
+        one, other = (
+            self.encode_chat([*head, {"role": "user", "content": text}]) for text in ("A", "2")
+        )
+        shared = itertools.takewhile(lambda pair: pair[0] == pair[1], zip(one, other, strict=False))
+        return [token for token, _ in shared]
+
+    # Prompts in files
+
+    def save_prefix(
+        self, token_ids: Ordered[int], path: Path | str, *, system: str | None = None
+    ) -> PrefixHeader:
+        """Evaluate a prompt, as far as it is not held already, and save its keys and values.
+
+        Args:
+            token_ids: the prompt, such as :meth:`chat_prefix` gives.
+            path: the file; a saved prompt that is there is replaced.
+            system: the system message that the prompt comes from, for whoever loads it.
+
+        Raises:
+            EmptyPromptError, PromptTooLongError, InvalidParameterError: as for any prompt.
+            PrefixFileError: something else is at ``path``.
+            StorageError: it cannot be written.
+            UsageError: a request is in progress.
+            RunError: a step failed, or this engine's cache cannot be read.
+        """
+        ids = self._checked_prompt(token_ids)
+        if self.has_work:
+            raise UsageError("a prompt cannot be saved while a request is in progress")
+        one_token = SamplingParams(temperature=0.0, max_tokens=1, ignore_eos=True)
+        list(self._consume(ids, one_token, None))
+        return self._saved.save(ids, Path(path), system=system)
+
+    def load_prefix(self, path: Path | str) -> PrefixHeader:
+        """Read a saved prompt into a free slot: requests that begin with it start warm.
+
+        Raises:
+            PrefixFileError: it is damaged, or no such file; nothing of it is used.
+            PrefixMismatchError: it belongs to another model, recipe, provider or version.
+            PromptTooLongError: the context holds fewer tokens.
+            UsageError: there is no room, because requests run.
+            RunError: the engine is closed, or its cache cannot be written.
+        """
+        return self._saved.load(Path(path))
 
     # The three rungs
 

@@ -7,7 +7,9 @@ another thread waits instead of taking the memory from under a run. Knows no que
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -94,6 +96,23 @@ class Executor:
         with self._in_use:
             for slot in slots:
                 self._release(slot, keep_tokens=0)
+
+    @contextmanager
+    def rows(self, slot: int, *, tokens: int) -> Iterator[list[NDArray[Any]]]:
+        """The keys and values of a slot's first tokens, for whoever saves or restores them.
+
+        Yields:
+            As :meth:`edge_runtime.engine.kv_cache.KVCache.rows`, valid inside the block.
+
+        Raises:
+            RunError: the engine is closed, or it has no cache that can be read.
+        """
+        with self._in_use:
+            if self._closed:
+                raise engine_closed()
+            if self._cache is None:
+                raise RunError("this engine's cache cannot be read or written from outside")
+            yield self._cache.rows(slot, tokens=tokens)
 
     def close(self) -> None:
         """Let the session and the cache go, once no run is in progress. Twice is harmless."""

@@ -11,6 +11,7 @@ import platform
 import sys
 from contextlib import suppress
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -78,6 +79,16 @@ class KVCache:
             for part in (0, 1):
                 array = self.array(layer, part)
                 array[target, :, :tokens] = array[source, :, :tokens]
+
+    def rows(self, slot: int, *, tokens: int) -> list[NDArray[Any]]:
+        """The first tokens of a slot: of each layer the keys, then the values, as views.
+
+        Each is (kv_heads, tokens, head_size), each head contiguous.
+        """
+        arrays = (
+            self.array(layer, part) for layer in range(self.geometry.layers) for part in (0, 1)
+        )
+        return [array[slot, :, :tokens] for array in arrays]
 
     def release(self, slot: int, *, keep_tokens: int = 0) -> None:
         """Give back the pages of a slot that lie wholly past its first ``keep_tokens`` tokens."""

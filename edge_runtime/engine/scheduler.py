@@ -15,7 +15,7 @@ from edge_runtime.engine.pacing import ChunkPacer
 from edge_runtime.engine.ragged import ragged_group
 from edge_runtime.engine.request import FinishReason
 from edge_runtime.engine.sequence import Phase, Sequence
-from edge_runtime.engine.slots import CacheChange, Slots
+from edge_runtime.engine.slots import CacheChange, Slots, Trim
 from edge_runtime.engine.waiting import WaitingQueue
 
 
@@ -175,6 +175,35 @@ class Scheduler:
         victim.phase, victim.slot, victim.held_tokens = Phase.WAITING, None, 0
         self._waiting.put_back(victim)
         return victim, slot
+
+    def slot_of(self, tokens: Ordered[int]) -> int | None:
+        """A free slot that begins with all of these tokens."""
+        return self._slots.slot_of(tokens)
+
+    def make_room(self, tokens: int) -> tuple[int, list[CacheChange]] | None:
+        """Empty a free slot for so many tokens from outside, and cut warm prefixes for them.
+
+        Returns:
+            The slot, and what is to be done to the cache first; None where there is no room now.
+        """
+        if self._excess(tokens - self._slots.warm_tokens):
+            return None
+        slot = self._slots.empty_slot()
+        if slot is None:
+            return None
+        changes: list[CacheChange] = [Trim(slot, 0)]
+        changes += self._slots.trim_warm(self._excess(tokens))
+        return slot, changes
+
+    def fill(self, slot: int, tokens: Ordered[int]) -> None:
+        """What belongs to these tokens is in the slot now, and warm there."""
+        self._slots.fill(slot, tokens)
+
+    def _excess(self, more_warm_tokens: int) -> int:
+        """Tokens over the budget, if there were so many more that are warm."""
+        if self._budget is None:
+            return 0
+        return self._budget.excess(self.running, self._slots.warm_tokens + more_warm_tokens)
 
     def forget_warm_tokens(self) -> list[int]:
         """Drop what free slots still hold.

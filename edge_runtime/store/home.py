@@ -6,6 +6,7 @@
     downloads/hf/ORG/REPO/FILE       a file of the Hugging Face hub
     downloads/partial/               unfinished downloads; safe to delete
     bundles/KEY/RECIPE/              what was exported on first use
+    prompts/NAME.kv                  saved prompts
     locks/                           one file for each thing that two processes must not do at once
     hashes.json                      remembered sha256 of files
 
@@ -81,6 +82,11 @@ class Home:
     def bundles(self) -> Path:
         """Exported bundles, as KEY/RECIPE."""
         return self.root / "bundles"
+
+    @property
+    def prompts(self) -> Path:
+        """Saved prompts, one file a name."""
+        return self.root / "prompts"
 
     @property
     def hashes(self) -> Path:

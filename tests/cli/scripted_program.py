@@ -59,6 +59,7 @@ class ScriptedEngine:
         self.manifest = SimpleNamespace(name="scripted", generation=script.advice)
         self.context_length = script.context_length
         self.memory_plan = None
+        self.notices: tuple[str, ...] = ()
         self.grammars = SimpleNamespace(constraint=lambda grammar: ("constraint", grammar))
         self.provider = None
         self.chat_template = object() if script.has_template else None
