@@ -117,6 +117,8 @@ class ScriptedRunner:
         self._slots: dict[int, list[int]] = {}
         self.steps: list[StepInput] = []
         """Every run that was asked for."""
+        self.shrinks = 0
+        """How often it was asked to return memory."""
 
     def run(self, step: StepInput) -> NDArray[np.float32]:
         """As :meth:`ModelRunner.run`: 1 at the scripted token, 0 elsewhere."""
@@ -150,6 +152,10 @@ class ScriptedRunner:
     def terminate(self) -> None:
         """As :meth:`ModelRunner.terminate`."""
         self._terminate = True
+
+    def shrink(self) -> None:
+        """As :meth:`ModelRunner.shrink`."""
+        self.shrinks += 1
 
     def close(self) -> None:
         """As :meth:`ModelRunner.close`."""

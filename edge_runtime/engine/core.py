@@ -22,15 +22,21 @@ from edge_runtime.engine.kv_cache import KVCache
 from edge_runtime.engine.memory import MemoryReport, process_memory
 from edge_runtime.engine.metrics import EngineMetrics, Gauges, StepKind
 from edge_runtime.engine.model_runner import ModelRunner, RunTerminatedError
-from edge_runtime.engine.options import AdmissionMode, EngineOptions, Speculation
+from edge_runtime.engine.options import AdmissionMode, ContextFull, EngineOptions, Speculation
 from edge_runtime.engine.output import Emit, RequestOutput
+from edge_runtime.engine.pressure import PressureMonitor
 from edge_runtime.engine.prompt_check import checked_prompt
 from edge_runtime.engine.request import Delta, FinishReason
 from edge_runtime.engine.scheduler import Scheduler, StepPlan
 from edge_runtime.engine.sequence import Phase, Sequence
 from edge_runtime.engine.slots import Admission
 from edge_runtime.engine.step_input import planned_input
-from edge_runtime.errors import EdgeRuntimeError, QueueFullError, RunError
+from edge_runtime.errors import (
+    EdgeRuntimeError,
+    InvalidParameterError,
+    QueueFullError,
+    RunError,
+)
 from edge_runtime.generation.params import SamplingParams, sampling_params
 from edge_runtime.guidance.constraint import TokenConstraint
 from edge_runtime.providers.memory_advice import MappedFiles
@@ -94,6 +100,24 @@ class EngineCore:
         if options.speculation == Speculation.PROMPT_LOOKUP:
             self._drafting = Drafting(
                 chunk_size=options.chunk_size, context_length=context_length, metrics=self.metrics
+            )
+        self._pressure = (
+            None
+            if options.memory_cap_bytes is None
+            else PressureMonitor(
+                options.memory_cap_bytes,
+                resident_bytes=lambda: process_memory().resident_bytes,
+                scheduler=self._scheduler,
+                executor=self._executor,
+                metrics=self.metrics,
+            )
+        )
+        self._slides = ContextFull(options.context_full) is ContextFull.SLIDE
+        if self._slides and options.keep_tokens > context_length // 2:
+            raise InvalidParameterError(
+                f"keep_tokens is {options.keep_tokens}, more than half of the context of "
+                f"{context_length} tokens",
+                hint="keep fewer, so that sliding makes room for more than a few tokens",
             )
         self._outputs: dict[int, RequestOutput] = {}
         self._stepping: tuple[Sequence, ...] = ()
@@ -170,7 +194,7 @@ class EngineCore:
             tokenizer=self.tokenizer,
             vocabulary_size=self.manifest.dimensions.vocabulary_size,
             end_tokens=self._end_tokens,
-            context_length=self.context_length,
+            context_length=None if self._slides else self.context_length,
             metrics=self.metrics,
             constraint=constraint,
         )
@@ -203,6 +227,8 @@ class EngineCore:
         for sequence in self._scheduler.unfinished:
             if sequence.cancel_requested:
                 self._finish(sequence, Delta("", finish_reason=FinishReason.CANCELLED))
+        if self._pressure is not None and (victim := self._pressure.check()) is not None:
+            self._outputs[victim.id].count_preemption()
         plan = self._scheduler.schedule()
         self._set_gauges()
         if plan is None:
@@ -295,14 +321,23 @@ class EngineCore:
             except EdgeRuntimeError as exc:
                 self._fail((sequence,), exc)
                 return
+            except MemoryError:
+                self._fail((sequence,), RunError("choosing a token ran out of memory"))
+                return
             was_drafted = position < len(drafts) and sequence.tokens[-1] == drafts[position]
             if was_drafted and self._drafting is not None:
                 self._drafting.accept(sequence)
             if delta.finish_reason is not None:
                 self._finish(sequence, delta)
                 return
+            slid = self._slides and len(sequence.tokens) >= self.context_length
+            if slid:
+                dropped = self._scheduler.slide(sequence, self._options.keep_tokens)
+                self.metrics.add(slid_tokens=dropped)
+                if self._drafting is not None:
+                    self._drafting.forget(sequence)  # its places have moved
             output.emit(delta)
-            if not was_drafted:
+            if slid or not was_drafted:
                 return
 
     def _finish(self, sequence: Sequence, delta: Delta) -> None:

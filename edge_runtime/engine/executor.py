@@ -18,7 +18,7 @@ from edge_runtime.engine.kv_cache import KVCache
 from edge_runtime.engine.model_runner import ModelRunner, StepInput
 from edge_runtime.engine.slots import Admission, CacheChange
 from edge_runtime.errors import RunError
-from edge_runtime.providers.memory_advice import MappedFiles
+from edge_runtime.providers.memory_advice import MappedFiles, trim_heap
 
 # Each token maps some 64 KiB of the embedding; dropping them takes under a millisecond.
 _DROP_EVERY_TOKENS = 32
@@ -81,6 +81,11 @@ class Executor:
     def terminate(self) -> None:
         """Stop the run in progress, from another thread."""
         self._runner.terminate()
+
+    def shrink(self) -> None:
+        """Have allocators return what they hold unused: the heap now, onnxruntime's with a run."""
+        self._runner.shrink()
+        trim_heap()
 
     def apply(self, changes: Iterable[CacheChange]) -> None:
         """Make a plan's changes to the cache, in their order."""

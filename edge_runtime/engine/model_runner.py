@@ -24,6 +24,7 @@ from edge_runtime.providers.session import SessionOptions, open_session
 # Decode binds the same addresses at every step, and a prompt's full chunks do as well; more shapes
 # cover drafts of each length, and last chunks that come back.
 _KEPT_BINDINGS = 16
+_SHRINK_CPU_ARENA = ("memory.enable_memory_arena_shrinkage", "cpu:0")
 
 
 @dataclass(frozen=True)
@@ -68,6 +69,10 @@ class ModelRunner(Protocol):
         """Stop the run in progress, from another thread; without one, the next run stops."""
         ...
 
+    def shrink(self) -> None:
+        """Have the next run return the memory that the allocator holds unused afterwards."""
+        ...
+
     def close(self) -> None:
         """Let the session go. Closing twice is harmless."""
         ...
@@ -99,6 +104,9 @@ class OrtModelRunner:
         self._cache = cache
         self._vocabulary_size = vocabulary_size
         self._run_options = self._ort.RunOptions()
+        self._shrinking_options = self._ort.RunOptions()
+        self._shrinking_options.add_run_config_entry(*_SHRINK_CPU_ARENA)
+        self._shrink_next = False
         self._bindings: OrderedDict[tuple[int, int, int, int], _Binding] = OrderedDict()
         # One for all bindings: with drafts and a large vocabulary it is megabytes.
         self._logits = np.empty(0, np.float32)
@@ -113,23 +121,32 @@ class OrtModelRunner:
         np.add(step.held, step.lengths - 1, out=binding.seqlens_k)
         binding.total_sequence_length[...] = binding.seqlens_k.max() + 1
         binding.logits_indices[...] = step.logits_indices
+        options = self._shrinking_options if self._shrink_next else self._run_options
+        self._shrink_next = False
         try:
-            self._session.run_with_iobinding(binding.io, self._run_options)
+            self._session.run_with_iobinding(binding.io, options)
         except Exception as exc:  # onnxruntime raises many kinds that share no base
             if self._run_options.terminate:
-                self._run_options.terminate = False
+                self._set_terminate(False)
                 raise RunTerminatedError("the run was stopped") from exc
             raise RunError(f"onnxruntime failed in a step: {first_line(exc)}") from exc
         return binding.logits
 
     def terminate(self) -> None:
         """As :meth:`ModelRunner.terminate`."""
-        self._run_options.terminate = True
+        self._set_terminate(True)
+
+    def shrink(self) -> None:
+        """As :meth:`ModelRunner.shrink`."""
+        self._shrink_next = True
 
     def close(self) -> None:
         """As :meth:`ModelRunner.close`."""
         self._bindings.clear()
         self._session = None
+
+    def _set_terminate(self, stop: bool) -> None:
+        self._run_options.terminate = self._shrinking_options.terminate = stop
 
     def _binding(self, step: StepInput) -> _Binding:
         rows, tokens = step.token_ids.shape

@@ -15,6 +15,9 @@ from edge_runtime.errors import InvalidParameterError
 # Models advertise up to a million tokens. The cache is committed as it is used, but what may be
 # used should be a number that the user chose or that suits a small device.
 DEFAULT_CONTEXT_LENGTH = 8192
+# The first few tokens are what attention rests on; four do in the paper that found it, and a few
+# more keep a template's first mark whole.
+DEFAULT_KEEP_TOKENS = 8
 # Ten tokens a second is about as fast as people read. A device that reads 64 tokens of a prompt in
 # less than that never shrinks a chunk.
 DEFAULT_MAX_INTER_TOKEN_MS = 100
@@ -28,7 +31,14 @@ _OPTIONAL_FIELDS = (
     "cache_tokens",
     "max_inter_token_ms",
 )
-_FIELDS = (*_OPTIONAL_FIELDS, "chunk_size", "slots", "max_waiting")
+_FIELDS = (*_OPTIONAL_FIELDS, "chunk_size", "slots", "max_waiting", "keep_tokens")
+
+
+class ContextFull(str, Enum):
+    """What becomes of a request whose context is full."""
+
+    STOP = "stop"  # it ends with `length`
+    SLIDE = "slide"  # it goes on without its older tokens
 
 
 class AdmissionMode(str, Enum):
@@ -68,6 +78,11 @@ class EngineOptions:
             far, down to 8 tokens. None reads full chunks. Other chunks round a little differently,
             so that where the two likeliest tokens nearly tie, a request's text can depend on how
             busy the device was; with None, on nothing but the request and what was cached of it.
+        context_full: "stop" ends a request whose context is full with `length`; "slide" keeps its
+            first ``keep_tokens`` and the newer half of the rest, and reads that again at its new
+            place. `Usage.dropped_tokens` says how much went. Without ``max_tokens`` such a request
+            may go on for ever.
+        keep_tokens: tokens at a request's start that sliding never drops.
         providers: execution providers to try in this order, by onnxruntime's names or short ones
             (``cuda``), with options where wanted (``openvino:device_type=GPU``). One alone is
             taken or loading fails. Empty takes what onnxruntime and the bundle have.
@@ -90,6 +105,8 @@ class EngineOptions:
     cache_tokens: int | None = None
     max_waiting: int = DEFAULT_MAX_WAITING
     admission: AdmissionMode | str = AdmissionMode.RESERVE
+    context_full: ContextFull | str = ContextFull.STOP
+    keep_tokens: int = DEFAULT_KEEP_TOKENS
     providers: tuple[str, ...] = ()
     max_inter_token_ms: int | None = DEFAULT_MAX_INTER_TOKEN_MS
     speculation: Speculation | str = Speculation.OFF
@@ -110,16 +127,16 @@ class EngineOptions:
                 raise InvalidParameterError(
                     f"{name} is {value!r}", hint="use a whole number, 1 or more"
                 )
-        modes = [mode.value for mode in AdmissionMode]
-        if self.admission not in modes:
-            raise InvalidParameterError(
-                f"admission is {self.admission!r}", hint=f"use {' or '.join(modes)}"
-            )
-        ways = [way.value for way in Speculation]
-        if self.speculation not in ways:
-            raise InvalidParameterError(
-                f"speculation is {self.speculation!r}", hint=f"use {' or '.join(ways)}"
-            )
+        for name, kind in (
+            ("admission", AdmissionMode),
+            ("context_full", ContextFull),
+            ("speculation", Speculation),
+        ):
+            known = [member.value for member in kind]
+            if getattr(self, name) not in known:
+                raise InvalidParameterError(
+                    f"{name} is {getattr(self, name)!r}", hint=f"use {' or '.join(known)}"
+                )
 
 
 def context_length(manifest: Manifest, asked: int | None) -> int:

@@ -33,7 +33,7 @@ class RequestOutput:
         tokenizer: gives the bytes of tokens.
         vocabulary_size: V of the logits.
         end_tokens: the model's own.
-        context_length: tokens at which the context is full.
+        context_length: tokens at which the context is full; None where it never is.
         metrics: where its tokens and times are counted.
         constraint: what the answer must match; None where it may be anything.
 
@@ -49,7 +49,7 @@ class RequestOutput:
         tokenizer: Tokenizer,
         vocabulary_size: int,
         end_tokens: frozenset[int],
-        context_length: int,
+        context_length: int | None,
         metrics: EngineMetrics,
         constraint: TokenConstraint | None = None,
     ) -> None:
@@ -124,10 +124,7 @@ class RequestOutput:
         reason: FinishReason | None = None
         if self._text.stopped or (self._constraint is not None and self._constraint.is_complete):
             reason = FinishReason.STOP
-        elif (
-            len(sequence.tokens) >= self._context_length
-            or sequence.completion_tokens == params.max_tokens
-        ):
+        elif self._is_full or sequence.completion_tokens == params.max_tokens:
             reason = FinishReason.LENGTH
         return Delta(text, (token,), logprobs, reason)
 
@@ -154,10 +151,16 @@ class RequestOutput:
             decode_s=self._decode_s,
             draft_tokens=sequence.draft_tokens,
             accepted_draft_tokens=sequence.accepted_draft_tokens,
+            dropped_tokens=sequence.dropped_tokens,
         )
         assert reason is not None
         self._metrics.count_finish(reason, time_per_token_s=self._time_per_token_s())
         return replace(delta, text=text, finish_reason=reason, usage=usage)
+
+    @property
+    def _is_full(self) -> bool:
+        limit = self._context_length
+        return limit is not None and len(self._sequence.tokens) >= limit
 
     def _allowed(self) -> NDArray[np.bool_] | None:
         mask = None if self._constraint is None else self._constraint.allowed_tokens()

@@ -124,6 +124,10 @@ class PrefixCache:
         row = self._rows[slot]
         row.tokens, row.taken, row.used_at = np.array(tokens, np.int32), False, self._clock
 
+    def rewrite(self, slot: int, tokens: Ordered[int]) -> None:
+        """A row's running sequence goes on with other tokens than it began with."""
+        self._rows[slot].tokens = np.array(tokens, np.int32)
+
     def row_of(self, tokens: Ordered[int]) -> int | None:
         """A free row that begins with all of these tokens."""
         wanted = np.array(tokens, np.int32)

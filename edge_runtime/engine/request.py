@@ -41,6 +41,8 @@ class Usage:
     ``ttft_s`` runs from submission to the first token; ``prefill_s`` and ``decode_s`` are time
     spent in steps. ``cached_tokens`` of the prompt were already in the cache. ``draft_tokens`` were
     evaluated on a guess, and ``accepted_draft_tokens`` of them are part of the answer.
+    ``dropped_tokens`` of prompt and answer were let go on the way because the context was full:
+    what came after them was written without them.
     """
 
     prompt_tokens: int
@@ -51,6 +53,7 @@ class Usage:
     decode_s: float
     draft_tokens: int = 0
     accepted_draft_tokens: int = 0
+    dropped_tokens: int = 0
 
 
 @dataclass(frozen=True)

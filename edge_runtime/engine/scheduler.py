@@ -15,6 +15,7 @@ from edge_runtime.engine.pacing import ChunkPacer
 from edge_runtime.engine.ragged import ragged_group
 from edge_runtime.engine.request import FinishReason
 from edge_runtime.engine.sequence import Phase, Sequence
+from edge_runtime.engine.sliding import slide
 from edge_runtime.engine.slots import CacheChange, Slots, Trim
 from edge_runtime.engine.waiting import WaitingQueue
 
@@ -99,6 +100,11 @@ class Scheduler:
     def held_tokens(self) -> int:
         """Tokens in the cache, of running sequences and of what finished ones left."""
         return self._slots.held_tokens
+
+    @property
+    def warm_tokens(self) -> int:
+        """Tokens in the cache that finished sequences left."""
+        return self._slots.warm_tokens
 
     @property
     def claimed_tokens(self) -> int:
@@ -204,6 +210,16 @@ class Scheduler:
         if self._budget is None:
             return 0
         return self._budget.excess(self.running, self._slots.warm_tokens + more_warm_tokens)
+
+    def slide(self, sequence: Sequence, keep_tokens: int) -> int:
+        """Let a running sequence whose context is full go on, without some of its tokens.
+
+        Returns:
+            How many tokens were dropped; those behind them are read again.
+        """
+        dropped = slide(sequence, keep_tokens)
+        self._slots.rewrite(sequence)
+        return dropped
 
     def forget_warm_tokens(self) -> list[int]:
         """Drop what free slots still hold.

@@ -30,7 +30,8 @@ class Sequence:
 
     ``held_tokens`` counts the leading tokens of ``tokens`` whose keys and values are in the slot.
     ``cached_tokens`` of the prompt were found in the cache when it first started. A sequence that
-    loses its slot keeps its tokens, and reads them again in the next.
+    loses its slot keeps its tokens, and reads them again in the next. ``dropped_tokens`` went from
+    ``tokens`` because the context was full.
     """
 
     prompt: tuple[int, ...]
@@ -42,6 +43,7 @@ class Sequence:
     slot: int | None = None
     held_tokens: int = 0
     cached_tokens: int | None = None
+    dropped_tokens: int = 0
     cancel_requested: bool = False
     finish_reason: FinishReason | None = None
     draft_tokens: int = 0
@@ -58,4 +60,4 @@ class Sequence:
     @property
     def completion_tokens(self) -> int:
         """Tokens generated so far."""
-        return len(self.tokens) - len(self.prompt)
+        return len(self.tokens) + self.dropped_tokens - len(self.prompt)

@@ -101,6 +101,11 @@ class Slots:
         self._prefixes.leave(sequence.slot, sequence.tokens[: sequence.held_tokens])
         return sequence.slot
 
+    def rewrite(self, sequence: Sequence) -> None:
+        """A running sequence's tokens have changed, beyond having grown."""
+        assert sequence.slot is not None
+        self._prefixes.rewrite(sequence.slot, sequence.tokens)
+
     def trim_warm(self, excess: int) -> list[Trim]:
         """Drop ``excess`` warm tokens, or all where there are fewer: what is worth least first."""
         return [Trim(slot, kept) for slot, kept in self._prefixes.trim(excess)]

@@ -8,10 +8,12 @@ from collections.abc import Sequence
 
 import numpy as np
 import pytest
+from numpy.typing import NDArray
 from support.scripted_engine import END, GREEDY, TOKENIZER, RowsOf, answering, make_engine
 
 from edge_runtime.bundle import GenerationDefaults
 from edge_runtime.engine.engine import Engine, EngineOptions
+from edge_runtime.engine.model_runner import StepInput
 from edge_runtime.engine.request import Delta, FinishReason
 from edge_runtime.errors import (
     ChatTemplateError,
@@ -473,3 +475,38 @@ def test_a_short_shared_prefix_is_not_worth_copying() -> None:
     while engine.has_work:
         engine.step()
     assert rows.copies == []
+
+
+def test_a_failed_batch_fails_its_requests_and_whoever_waits_is_served() -> None:
+    size = TOKENIZER.vocabulary_size
+    runner = ScriptedRunner(lambda seen: ord("x"), vocabulary_size=size, fail_at=(3,))
+    options = EngineOptions(slots=2)
+    engine, _ = make_engine(answering("", ""), runner=runner, options=options)
+    params = dataclasses.replace(GREEDY, max_tokens=4)
+    ends: dict[str, object] = {}
+    for prompt in ("a", "b", "c"):
+
+        def emit(delta: Delta | EdgeRuntimeError, prompt: str = prompt) -> None:
+            ends[prompt] = delta if isinstance(delta, RunError) else delta.finish_reason  # type: ignore[union-attr]
+
+        engine.submit(TOKENIZER.encode(prompt), params, emit=emit)
+    while engine.has_work:
+        engine.step()
+    assert runner.steps[2].token_ids.shape == (2, 1), "both were in the run that failed"
+    assert isinstance(ends["a"], RunError) and isinstance(ends["b"], RunError)
+    assert ends["c"] is FinishReason.LENGTH
+
+
+def test_a_step_that_runs_out_of_memory_fails_its_request_alone() -> None:
+    class Runner(ScriptedRunner):
+        def run(self, step: StepInput) -> NDArray[np.float32]:
+            if not self.steps:
+                self.steps.append(step)
+                raise MemoryError
+            return super().run(step)
+
+    runner = Runner(answering("hi", "hello"), vocabulary_size=TOKENIZER.vocabulary_size)
+    engine, _ = make_engine(answering("", ""), runner=runner)
+    with pytest.raises(RunError, match="out of memory"):
+        engine.generate("hi", GREEDY)
+    assert engine.generate("hi", GREEDY).text == "hello"

@@ -89,3 +89,17 @@ def test_preempted_requests_are_answered_as_if_nothing_had_happened(
     assert metrics.counts.preemptions > 0
     for prompt, ours, theirs in zip(prompts, found, expected, strict=True):
         assert_same_or_near_tie(engine, prompt, theirs, ours)
+
+
+def test_what_follows_a_slide_is_what_follows_the_tokens_that_stayed(
+    engine: Engine, real_bundle: Path
+) -> None:
+    ids = engine.encode_prompt(" ".join(SHORT_PROMPTS))[:60]
+    options = EngineOptions(threads=1, context_length=64, context_full="slide", keep_tokens=4)
+    params = dataclasses.replace(GREEDY, max_tokens=16)
+    (found,), metrics = together(real_bundle, options, [ids], params)
+    dropped = (64 - 4) // 2
+    assert metrics.counts.slid_tokens == dropped
+    stayed = [*ids[:4], *[*ids, *found[:4]][4 + dropped :]]
+    expected = alone(engine, stayed, dataclasses.replace(params, max_tokens=12))
+    assert_same_or_near_tie(engine, stayed, expected, found[4:])
