@@ -91,13 +91,18 @@ class MemoryCapError(UsageError):
     Args:
         cap: bytes allowed.
         smallest_cap: bytes that would do.
+        source: where the cap comes from, if nobody asked for it.
     """
 
-    def __init__(self, cap: int, smallest_cap: int) -> None:
+    def __init__(self, cap: int, smallest_cap: int, *, source: str | None = None) -> None:
+        where = "" if source is None else f" ({source})"
+        larger = f"--memory-cap {-(-smallest_cap // 10**6)}M"
+        if source is not None:
+            larger = "free some memory, --memory-cap none to try all the same"
         super().__init__(
-            f"the model does not fit in {cap / 1e6:.0f} MB: "
+            f"the model does not fit in {cap / 1e6:.0f} MB{where}: "
             f"it needs {smallest_cap / 1e6:.0f} MB with the shortest context",
-            hint=f"--memory-cap {-(-smallest_cap // 10**6)}M, a smaller model, or --quant int4",
+            hint=f"{larger}, a smaller model, or --quant int4",
         )
         self.cap = cap
         self.smallest_cap = smallest_cap

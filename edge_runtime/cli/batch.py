@@ -26,9 +26,9 @@ from edge_runtime.cli.session import (
     add_model_argument,
     add_prompt_cache_argument,
     add_running_arguments,
+    asked_cap,
     open_session,
 )
-from edge_runtime.engine.memory_plan import parse_bytes
 from edge_runtime.errors import InvalidParameterError
 from edge_runtime.typed_data import encode
 
@@ -91,8 +91,7 @@ def run(arguments: argparse.Namespace) -> int:
         value = getattr(arguments, name)
         if value is not None and value < 1:
             raise InvalidParameterError(f"--{name} is {value}", hint="use 1 or more")
-    if arguments.memory_cap is not None:
-        parse_bytes(arguments.memory_cap)  # refused now if it is no size, not after an export
+    asked_cap(arguments)  # refused now if it is no size, not after an export
     index = index_input(arguments.input)
     with open_output(arguments.output, index, force=arguments.force) as output:
         held = output.held

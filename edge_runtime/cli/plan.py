@@ -4,9 +4,16 @@ from __future__ import annotations
 
 import argparse
 import json
+from dataclasses import replace
 
 from edge_runtime.cli.device import device_defaults
-from edge_runtime.cli.session import add_model_argument, add_running_arguments, open_engine
+from edge_runtime.cli.session import (
+    add_model_argument,
+    add_running_arguments,
+    asked_cap,
+    default_limit,
+    open_engine,
+)
 from edge_runtime.cli.tables import pairs, table
 from edge_runtime.engine.memory_plan import MemoryPlan
 from edge_runtime.errors import UsageError
@@ -34,13 +41,20 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Load the model, measure one chunk, print the plan."""
-    if arguments.memory_cap is None and device_defaults(arguments).memory_cap_bytes is None:
-        raise UsageError(
-            "plan needs a memory cap", hint="--memory-cap 300M, or a --target with one"
-        )
+    if asked_cap(arguments) is None and device_defaults(arguments).memory_cap_bytes is None:
+        limit = default_limit(arguments)
+        if limit is None:
+            raise UsageError(
+                "plan needs a memory cap", hint="--memory-cap 300M, or a --target with one"
+            )
+        arguments.memory_cap = str(limit.bytes)
+    else:
+        limit = None
     with open_engine(arguments, slots=arguments.slots, chunk_size=arguments.chunk) as opened:
         plan = opened.engine.memory_plan
     assert plan is not None
+    if limit is not None:
+        plan = replace(plan, cap_source=limit.source)
     print(json.dumps(encode(plan) | {"total": plan.total}) if arguments.json else _as_text(plan))
     return 0
 
@@ -50,6 +64,7 @@ def _as_text(plan: MemoryPlan) -> str:
     rows += [["all", format_bytes(plan.total)], ["cap", format_bytes(plan.cap)]]
     granted = plan.granted
     facts = [
+        ("cap", plan.cap_source),
         ("context", f"{granted.context_length} tokens"),
         ("slots", str(granted.slots)),
         ("chunk", f"{granted.chunk_size} tokens"),

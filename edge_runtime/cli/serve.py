@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 from edge_runtime.api.ollama_request import FOREVER, keep_alive_seconds
 from edge_runtime.api.openai_error import RequestRefusedError
 from edge_runtime.cli.reporting import Reporter
-from edge_runtime.cli.session import add_running_arguments
+from edge_runtime.cli.session import add_running_arguments, asked_cap, default_limit
 from edge_runtime.engine.memory_plan import parse_bytes
 from edge_runtime.errors import InvalidParameterError, UsageError
 from edge_runtime.file_hash import RememberedHashes
@@ -133,7 +133,7 @@ def run(arguments: argparse.Namespace) -> int:
         from edge_runtime.server.models import ModelPool
         from edge_runtime.server.serving import serve
     settings = _settings(arguments, keys)
-    cap = None if arguments.memory_cap is None else parse_bytes(arguments.memory_cap)
+    cap = asked_cap(arguments)
     served = _served_models(arguments.models)
     keep_alive_s = _keep_alive(arguments.keep_alive, len(served))
     _open_log()
@@ -197,7 +197,7 @@ def _opener(arguments: argparse.Namespace) -> OpenModel:
             )
         engine = Engine.load(
             bundle,
-            replace(options, memory_cap_bytes=cap_bytes),
+            replace(options, memory_cap_bytes=cap_bytes, memory_limit=default_limit(arguments)),
             hash_file=RememberedHashes(home.hashes),
         )
         if engine.memory_plan is not None and engine.memory_plan.steps:

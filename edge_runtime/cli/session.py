@@ -33,6 +33,9 @@ from edge_runtime.store.resolve import ensure_bundle
 if TYPE_CHECKING:
     from edge_runtime.engine.driver import EngineDriver
     from edge_runtime.engine.engine import Engine
+    from edge_runtime.engine.options import MemoryLimit
+
+_NO_CAP = "none"
 
 
 @dataclass(frozen=True)
@@ -79,7 +82,8 @@ def add_running_arguments(
     running.add_argument(
         "--memory-cap",
         metavar="SIZE",
-        help="most memory to hold, such as 300M; chunk, slots and context give way to it",
+        help="most memory to hold, such as 300M; chunk, slots and context give way to it "
+        "(default: what machine and container leave; none keeps no account)",
     )
     add_device_arguments(running)
     running.add_argument("--threads", type=int, metavar="N", help="default: what the CPU gives")
@@ -123,7 +127,7 @@ def open_engine(
         EdgeRuntimeError: as `ensure_bundle` and the engine's loading. A cap that is no size is
             refused before anything slow is done.
     """
-    cap_bytes = _cap_bytes(arguments)
+    cap_bytes = asked_cap(arguments)
     device = device_defaults(arguments)
     saved = _saved_prompt(arguments)
     bundle = found_bundle(arguments)
@@ -139,6 +143,7 @@ def open_engine(
             chunk_size=chunk_size,
             memory_cap_bytes=cap_bytes,
         ),
+        memory_limit=default_limit(arguments),
     )
     options = replace(options, max_waiting=max(options.max_waiting, at_once))
     hashes = RememberedHashes(Home.find().hashes)
@@ -152,8 +157,9 @@ def open_engine(
             print(notice, file=sys.stderr, flush=True)
         if engine.memory_plan is not None and engine.memory_plan.steps:
             steps = ", ".join(engine.memory_plan.steps)
+            cap = format_bytes(engine.memory_plan.cap)
             print(
-                f"to stay under {format_bytes(engine.memory_plan.cap)}: {steps}",
+                f"to stay under {cap} ({engine.memory_plan.cap_source}): {steps}",
                 file=sys.stderr,
                 flush=True,
             )
@@ -176,8 +182,21 @@ def open_session(
             yield Session(opened.engine, driver, opened.load_s, opened.system)
 
 
-def _cap_bytes(arguments: argparse.Namespace) -> int | None:
-    return None if arguments.memory_cap is None else parse_bytes(arguments.memory_cap)
+def asked_cap(arguments: argparse.Namespace) -> int | None:
+    """The bytes of --memory-cap; None without one.
+
+    Raises:
+        InvalidParameterError: it is no size.
+    """
+    text = arguments.memory_cap
+    return None if text is None or text.lower() == _NO_CAP else parse_bytes(text)
+
+
+def default_limit(arguments: argparse.Namespace) -> MemoryLimit | None:
+    """What machine and container leave, where --memory-cap says nothing."""
+    from edge_runtime.engine.memory_limit import find_memory_limit
+
+    return find_memory_limit() if arguments.memory_cap is None else None
 
 
 def _saved_prompt(arguments: argparse.Namespace) -> Path | None:

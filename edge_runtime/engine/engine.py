@@ -12,6 +12,7 @@ from collections import deque
 from collections.abc import Callable, Generator, Iterator, Mapping
 from collections.abc import Sequence as Ordered
 from contextlib import ExitStack, closing
+from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any, cast
@@ -31,7 +32,7 @@ from edge_runtime.engine.request import Completion, Delta, FinishReason, TokenDe
 from edge_runtime.engine.saved_prefix import SavedPrefixes, prefix_key
 from edge_runtime.engine.sequence import Phase
 from edge_runtime.engine.step_input import scoring_input
-from edge_runtime.errors import EdgeRuntimeError, UsageError
+from edge_runtime.errors import EdgeRuntimeError, MemoryCapError, UsageError
 from edge_runtime.file_hash import sha256_of_file
 from edge_runtime.generation.params import SamplingParams
 from edge_runtime.guidance.constraint import TokenConstraint
@@ -123,7 +124,16 @@ class Engine(EngineCore):
             RunError: the system refuses the cache's address space.
         """
         options = options or EngineOptions()
-        parts = load_parts(Path(bundle), options, hash_file=hash_file)
+        limit = options.memory_limit
+        try:
+            parts = load_parts(Path(bundle), options, hash_file=hash_file)
+        except MemoryCapError as exc:
+            if limit is None or exc.cap != limit.bytes:
+                raise
+            raise MemoryCapError(exc.cap, exc.smallest_cap, source=limit.source) from exc
+        plan = parts.memory_plan
+        if plan is not None and limit is not None and plan.cap == limit.bytes:
+            plan = replace(plan, cap_source=limit.source)
         engine = cls(
             parts.manifest,
             runner=parts.runner,
@@ -133,7 +143,7 @@ class Engine(EngineCore):
             options=parts.options,
             cache=parts.cache,
             mapped_weights=parts.mapped_weights,
-            memory_plan=parts.memory_plan,
+            memory_plan=plan,
             provider=parts.provider,
         )
         if parts.manifest.warm_prompt is not None:

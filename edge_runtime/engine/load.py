@@ -23,6 +23,7 @@ from edge_runtime.bundle import (
     Manifest,
 )
 from edge_runtime.engine.kv_cache import CacheGeometry, KVCache
+from edge_runtime.engine.memory_limit import with_cap_if_near
 from edge_runtime.engine.memory_measure import CostMeter
 from edge_runtime.engine.memory_plan import MemoryAsk, MemoryPlan, plan_memory
 from edge_runtime.engine.model_runner import OrtModelRunner
@@ -90,6 +91,7 @@ def load_parts(
     bundle = Bundle.open(path, hash_file=hash_file)
     manifest = bundle.manifest
     context = context_length(manifest, options.context_length)
+    options = with_cap_if_near(options, manifest, context)
     threads = plan_threads(options.threads)
     requests = requests_for(
         options.providers, onnxruntime().get_available_providers(), manifest.graphs

@@ -9,6 +9,7 @@ measures them and who keeps to the plan live elsewhere.
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 from edge_runtime.errors import InvalidParameterError, MemoryCapError
@@ -56,7 +57,7 @@ class MemoryPlan:
     """A split of the cap that fits, in bytes, and how it differs from what was asked for.
 
     ``cache`` holds ``slots`` times ``context_length`` tokens. ``steps`` says each rung taken, in
-    words.
+    words. ``cap_source`` says where the cap comes from.
     """
 
     cap: int
@@ -68,6 +69,7 @@ class MemoryPlan:
     cache: int
     headroom: int
     steps: tuple[str, ...]
+    cap_source: str = "asked for"
 
     @property
     def total(self) -> int:
@@ -99,7 +101,20 @@ def plan_memory(cap: int, costs: MemoryCosts, ask: MemoryAsk) -> MemoryPlan:
         if lower is None:
             raise MemoryCapError(cap, smallest_cap=_smallest_cap(costs, granted))
         granted = lower
+    # Where a later rung made the room, a smaller chunk would be slower for nothing.
+    for chunk in _chunks(ask.chunk_size, down_to=granted.chunk_size):
+        larger = replace(granted, chunk_size=chunk)
+        if (split := _split(cap, costs, larger)).total <= cap:
+            plan, granted = split, larger
+            break
     return replace(plan, steps=_rungs_taken(ask, granted))
+
+
+def _chunks(chunk: int, *, down_to: int) -> Iterator[int]:
+    """The ladder's chunk sizes, the largest first."""
+    while chunk > down_to:
+        yield chunk
+        chunk = max(down_to, chunk // 2)
 
 
 def parse_bytes(text: str) -> int:

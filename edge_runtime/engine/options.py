@@ -56,6 +56,14 @@ class Speculation(str, Enum):
 
 
 @dataclass(frozen=True)
+class MemoryLimit:
+    """Bytes that a process may take here, and where the number comes from, for people."""
+
+    bytes: int
+    source: str
+
+
+@dataclass(frozen=True)
 class EngineOptions:
     """How to run a bundle.
 
@@ -67,6 +75,9 @@ class EngineOptions:
         slots: sequences that run at the same time.
         memory_cap_bytes: most that the process may have resident; chunk, slots and context give
             way to it, in that order. None keeps no account.
+        memory_limit: what machine and container leave to this process
+            (:func:`edge_runtime.engine.memory_limit.find_memory_limit`): the cap where none is
+            given and the model could come near it. None looks at neither.
         cache_tokens: tokens that all sequences and warm prefixes together may hold; a sequence
             holds no more than that. None is slots times context.
         max_waiting: requests that may wait for a slot; further ones are refused.
@@ -102,6 +113,7 @@ class EngineOptions:
     threads: int | None = None
     slots: int = 1
     memory_cap_bytes: int | None = None
+    memory_limit: MemoryLimit | None = None
     cache_tokens: int | None = None
     max_waiting: int = DEFAULT_MAX_WAITING
     admission: AdmissionMode | str = AdmissionMode.RESERVE

@@ -11,12 +11,13 @@ import math
 import os
 import subprocess
 import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
 from edge_runtime.errors import InvalidParameterError
+from edge_runtime.providers.cgroup import folders_of, read_text
 
 # A core counts as big from this share of the fastest one's capacity: a phone's middle cores take
 # part, little ones do not, since a step waits for its slowest thread.
@@ -85,7 +86,7 @@ def _one_processor_a_core(allowed: Iterable[int], root: Path) -> list[int]:
     chosen: dict[str, int] = {}
     for processor in allowed:
         topology = root / f"sys/devices/system/cpu/cpu{processor}/topology"
-        siblings = _read(topology / "thread_siblings_list") or str(processor)
+        siblings = read_text(topology / "thread_siblings_list") or str(processor)
         chosen.setdefault(siblings, processor)
     return list(chosen.values())
 
@@ -101,7 +102,7 @@ def _big_cores(cores: list[int], root: Path) -> list[int]:
 def _capacity(core: int, root: Path) -> int:
     folder = root / f"sys/devices/system/cpu/cpu{core}"
     for name in ("cpu_capacity", "cpufreq/cpuinfo_max_freq"):
-        text = _read(folder / name)
+        text = read_text(folder / name)
         if text.isdigit():
             return int(text)
     return 0
@@ -109,38 +110,15 @@ def _capacity(core: int, root: Path) -> int:
 
 def _cgroup_quota(root: Path) -> float | None:
     """Processors' worth of time that the cgroup (v2 or v1) grants, the least over its parents."""
-    quotas: list[float] = []
-    for line in _read(root / "proc/self/cgroup").splitlines():
-        _, controllers, path = [*line.split(":", 2), "", ""][:3]
-        if controllers == "":
-            base = root / "sys/fs/cgroup"
-            quotas += _quotas_up(base, path, _quota_v2)
-        elif "cpu" in controllers.split(","):
-            base = root / f"sys/fs/cgroup/{controllers}"
-            quotas += _quotas_up(base, path, _quota_v1)
-    return min(quotas, default=None)
-
-
-def _quotas_up(base: Path, path: str, read: Callable[[Path], float | None]) -> list[float]:
-    # Inside a container the path is often that of the host: what does not exist is skipped, and
-    # the mount's own root is always asked.
-    parts = [p for p in path.split("/") if p and p != ".."]
-    folders = [base.joinpath(*parts[:n]) for n in range(len(parts), -1, -1)]
-    return [q for q in map(read, folders) if q]
+    quotas = [_quota_v2(folder) or _quota_v1(folder) for folder in folders_of("cpu", root=root)]
+    return min((quota for quota in quotas if quota), default=None)
 
 
 def _quota_v2(folder: Path) -> float | None:
-    quota, _, period = _read(folder / "cpu.max").partition(" ")
+    quota, _, period = read_text(folder / "cpu.max").partition(" ")
     return int(quota) / int(period) if quota.isdigit() and period.isdigit() else None
 
 
 def _quota_v1(folder: Path) -> float | None:
-    quota, period = _read(folder / "cpu.cfs_quota_us"), _read(folder / "cpu.cfs_period_us")
+    quota, period = read_text(folder / "cpu.cfs_quota_us"), read_text(folder / "cpu.cfs_period_us")
     return int(quota) / int(period) if quota.isdigit() and period.isdigit() else None
-
-
-def _read(path: Path) -> str:
-    try:
-        return path.read_text(encoding="ascii", errors="replace").strip()
-    except OSError:
-        return ""

@@ -364,6 +364,16 @@ def test_a_bar_is_not_imported_for_an_answer():
     assert result.stdout == "Hello there.\n[]\n"
 
 
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="elsewhere there is no limit")
+def test_without_a_cap_the_machines_limit_holds_and_none_switches_it_off(script: Script):
+    main(["run", "m", "Hi"])
+    main(["run", "m", "--memory-cap", "none", "Hi"])
+    main(["run", "m", "--memory-cap", "900M", "Hi"])
+    found = [(options.memory_cap_bytes, options.memory_limit) for _, options in script.loaded]
+    assert found[0][0] is None and found[0][1].bytes > 0
+    assert found[1:] == [(None, None), (900_000_000, None)]
+
+
 @pytest.mark.parametrize("command", [["run", "m", "Hi"], ["chat", "m"], ["plan", "m"]])
 def test_a_cap_that_is_no_size_is_refused_before_an_export_starts(
     command: list[str], script: Script, monkeypatch: pytest.MonkeyPatch, capsys

@@ -47,9 +47,16 @@ def test_the_chunk_gives_way_first() -> None:
 
 
 def test_then_slots_one_at_a_time() -> None:
-    made = plan(480 * MB)
+    made = plan(384 * MB)
     assert made.granted == MemoryAsk(2048, 2, SMALLEST_CHUNK)
     assert made.steps == ("chunk 16 (asked for 64)", "slots 2 (asked for 4)")
+
+
+def test_a_chunk_that_need_not_have_shrunk_is_given_back() -> None:
+    made = plan(480 * MB)
+    assert made.granted == MemoryAsk(2048, 2, chunk_size=64)
+    assert made.steps == ("slots 2 (asked for 4)",)
+    assert plan(390 * MB).granted == MemoryAsk(2048, 2, chunk_size=32), "as much of it as fits"
 
 
 def test_then_the_context_to_the_last_token_that_fits() -> None:
