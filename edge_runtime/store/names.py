@@ -9,7 +9,7 @@ import re
 from pathlib import PurePath
 from typing import Literal, get_args
 
-Recipe = Literal["auto", "int8", "int4", "f32"]
+Recipe = Literal["auto", "int8", "int4", "int4-exact", "f32"]
 RECIPES: tuple[Recipe, ...] = get_args(Recipe)
 DEFAULT_RECIPE: Recipe = "auto"
 

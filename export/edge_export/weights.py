@@ -88,7 +88,7 @@ class DecoderWeights:
         matrices = [self.matrix(role, layer) for role in roles]
         biases = [self.bias(role, layer) for role in roles]
         blocks = [m for m in matrices if isinstance(m, BlockQuantized)]
-        forms = {(m.bits, m.block_size, m.zero_points is None) for m in blocks}
+        forms = {(m.bits, m.block_size, m.zero_points is None, m.mean_blocks) for m in blocks}
         if len(forms) > 1 or len({b is None for b in biases}) > 1:
             return list(zip(matrices, biases, strict=True))
         present = [b for b in biases if b is not None]

@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edge_export.graph.builder import GraphBuilder
-from edge_export.quantize.blocks import BlockQuantized
+from edge_export.quantize.blocks import MEAN_OF, BlockQuantized
 
 # Selects integer compute in MatMulNBits: activations are quantized a block at a time. Lower levels
 # are several times slower on every CPU.
@@ -29,6 +29,7 @@ class StoredBlocks:
     block_size: int
     rows: int
     columns: int
+    mean_columns: int  # further columns, which multiply means of 32 inputs; mostly 0
 
 
 @dataclass(frozen=True)
@@ -60,6 +61,7 @@ def store_blocks(op: GraphBuilder, blocks: BlockQuantized) -> StoredBlocks:
         block_size=blocks.block_size,
         rows=rows,
         columns=columns,
+        mean_columns=columns // MEAN_OF if blocks.mean_blocks else 0,
     )
 
 
@@ -74,6 +76,9 @@ def linear(
         # MatMul wants (in, out), which an embedding that shares the table does not.
         plain = op.FusedMatMul(x, weights.values, transB=1)
         return plain if bias is None else op.Add(plain, op.weight("bias", bias))
+    if weights.mean_columns:
+        means = op.AveragePool(x, kernel_shape=[MEAN_OF], strides=[MEAN_OF])
+        x = op.Concat(x, means, axis=-1)
     inputs = [x, weights.values, weights.scales, weights.zero_points]
     if bias is not None:
         inputs += ["", op.weight("bias", bias)]
@@ -83,7 +88,7 @@ def linear(
         "MatMulNBits",
         inputs,
         outputs=1,
-        K=weights.columns,
+        K=weights.columns + weights.mean_columns,
         N=weights.rows,
         bits=weights.bits,
         block_size=weights.block_size,

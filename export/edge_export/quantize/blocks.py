@@ -16,6 +16,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 _ROWS_AT_ONCE_VALUES = 1 << 20
+MEAN_OF = 32
+"""Inputs whose mean one column of a block of means multiplies; the block size that goes with it."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -30,6 +32,10 @@ class BlockQuantized:
         scales: float32 [N, K / block_size].
         zero_points: uint8 [N, ceil(K / block_size * bits / 8)], packed like the values; None means
             2^(bits-1) for every block.
+        mean_blocks: how many of the blocks, the last ones, multiply not the inputs but their means:
+            the mean of inputs 32 i to 32 i + 31 is one more input. They hold what an integral zero
+            point leaves of a block's own offset (:mod:`edge_export.quantize.block_means`). K above
+            then counts all blocks.
     """
 
     bits: int
@@ -37,6 +43,7 @@ class BlockQuantized:
     values: NDArray[np.uint8]
     scales: NDArray[np.float32]
     zero_points: NDArray[np.uint8] | None = None
+    mean_blocks: int = 0
 
     def __post_init__(self) -> None:
         if self.bits not in (4, 8):
@@ -65,6 +72,7 @@ class BlockQuantized:
         *,
         bits: int,
         zero_points: NDArray[np.uint8] | None = None,
+        mean_blocks: int = 0,
     ) -> BlockQuantized:
         """Pack codes.
 
@@ -73,6 +81,7 @@ class BlockQuantized:
             scales: float32 [N, blocks].
             bits: 4 or 8.
             zero_points: uint8 [N, blocks], one a block and not packed, or None for 2^(bits-1).
+            mean_blocks: how many of the last blocks multiply means.
         """
         return cls(
             bits=bits,
@@ -80,12 +89,14 @@ class BlockQuantized:
             values=_pack(codes, bits),
             scales=scales,
             zero_points=None if zero_points is None else _pack(zero_points, bits),
+            mean_blocks=mean_blocks,
         )
 
     @property
     def shape(self) -> tuple[int, int]:
-        """(N, K)."""
-        return self.scales.shape[0], self.scales.shape[1] * self.block_size
+        """Of the matrix that the blocks stand for: blocks of means have no columns in it."""
+        rows, blocks = self.scales.shape
+        return rows, (blocks - self.mean_blocks) * self.block_size
 
     @property
     def nbytes(self) -> int:
@@ -97,6 +108,8 @@ class BlockQuantized:
     def stored_as(self) -> str:
         """How a report names it, such as ``8-bit block 32``."""
         kind = "" if self.zero_points is None else " with zero points"
+        if self.mean_blocks:
+            kind += " and offsets"
         return f"{self.bits}-bit block {self.block_size}{kind}"
 
     def codes(self) -> NDArray[np.uint8]:
@@ -119,7 +132,13 @@ class BlockQuantized:
             codes = _unpack(self.values[part], self.bits, self.block_size)
             steps = codes.astype(np.int16) - points[part]
             np.multiply(steps, self.scales[part, :, np.newaxis], out=result[part])
-        return result.reshape(self.shape)
+        if not self.mean_blocks:
+            return result.reshape(self.shape)
+        blocks = self.shape[1] // MEAN_OF
+        offsets = result[:, blocks:].reshape(len(result), -1)[:, :blocks]
+        matrix = result[:, :blocks]
+        matrix += offsets[..., np.newaxis] / np.float32(MEAN_OF)
+        return matrix.reshape(self.shape)
 
     def permute_rows(self, index: NDArray[np.integer]) -> BlockQuantized:
         """The rows in another order: row i of the result is row ``index[i]`` of this one."""
@@ -129,6 +148,7 @@ class BlockQuantized:
             values=self.values[index],
             scales=self.scales[index],
             zero_points=None if self.zero_points is None else self.zero_points[index],
+            mean_blocks=self.mean_blocks,
         )
 
     def with_block_size(self, block_size: int) -> BlockQuantized:
@@ -138,7 +158,7 @@ class BlockQuantized:
             ValueError: ``block_size`` does not divide the present one.
         """
         times, rest = divmod(self.block_size, block_size)
-        if rest:
+        if rest or (self.mean_blocks and times > 1):
             raise ValueError(f"blocks of {self.block_size} cannot be cut in blocks of {block_size}")
         if times == 1:
             return self
@@ -158,6 +178,8 @@ class BlockQuantized:
         """The same values in 8-bit codes, exactly."""
         if self.bits == 8:
             return self
+        if self.mean_blocks:
+            raise ValueError("blocks with offsets are 4-bit blocks of their own kind")
         # Moving codes and zero points alike keeps the default zero point a default.
         shift = np.uint8(128 - 8)
         points = None if self.zero_points is None else self.block_zero_points() + shift
@@ -173,10 +195,12 @@ def concatenate(parts: Sequence[BlockQuantized]) -> BlockQuantized:
     zero points written out where any part has them.
 
     Raises:
-        ValueError: no parts, or parts of different widths.
+        ValueError: no parts, or parts of different widths, or some with offsets and some without.
     """
     if not parts:
         raise ValueError("nothing to concatenate")
+    if len({part.mean_blocks for part in parts}) > 1:
+        raise ValueError("some parts have offsets and some have none")
     widths = {part.shape[1] for part in parts}
     if len(widths) > 1:
         raise ValueError(f"rows of different widths: {sorted(widths)}")
@@ -194,6 +218,7 @@ def concatenate(parts: Sequence[BlockQuantized]) -> BlockQuantized:
         values=np.concatenate([part.values for part in parts]),
         scales=np.concatenate([part.scales for part in parts]),
         zero_points=points,
+        mean_blocks=parts[0].mean_blocks,
     )
 
 

@@ -23,7 +23,7 @@ from edge_export.quantize.round_to_nearest import round_to_8_bits
 
 
 @dataclass(frozen=True)
-class _Decoded:
+class FloatMinimumBlocks:
     """Blocks of a source: value = minimum + step * q.
 
     ``q`` is uint8 [M, block_size]; ``step`` and ``minimum`` are float32 [M], formed as the
@@ -35,18 +35,18 @@ class _Decoded:
     minimum: NDArray[np.float32]
 
 
-def _q4_1(blocks: NDArray[np.uint8]) -> _Decoded:
+def _q4_1(blocks: NDArray[np.uint8]) -> FloatMinimumBlocks:
     # float16 step, float16 minimum, 16 bytes of nibbles.
     halves = half_floats(blocks[:, :4])
-    return _Decoded(low_then_high_nibbles(blocks[:, 4:]), halves[:, 0], halves[:, 1])
+    return FloatMinimumBlocks(low_then_high_nibbles(blocks[:, 4:]), halves[:, 0], halves[:, 1])
 
 
-def _q5_1(blocks: NDArray[np.uint8]) -> _Decoded:
+def _q5_1(blocks: NDArray[np.uint8]) -> FloatMinimumBlocks:
     # float16 step, float16 minimum, 32 fifth bits, 16 bytes of nibbles.
     halves = half_floats(blocks[:, :4])
     q = low_then_high_nibbles(blocks[:, 8:])
     q |= bits_as_codes(blocks[:, 4:8]) << np.uint8(4)
-    return _Decoded(q, halves[:, 0], halves[:, 1])
+    return FloatMinimumBlocks(q, halves[:, 0], halves[:, 1])
 
 
 def _six_bit_scales(stored: NDArray[np.uint8]) -> tuple[NDArray[np.uint8], NDArray[np.uint8]]:
@@ -74,21 +74,21 @@ def _nibbles_by_32(packed: NDArray[np.uint8]) -> NDArray[np.uint8]:
     return low_then_high_nibbles(packed.reshape(-1, 4, 32)).reshape(-1, 8, 32)
 
 
-def _q4_k(blocks: NDArray[np.uint8]) -> _Decoded:
+def _q4_k(blocks: NDArray[np.uint8]) -> FloatMinimumBlocks:
     # float16 scales of steps and of minimums, 12 bytes of scales, 128 bytes of nibbles.
     step, minimum = _scaled(half_floats(blocks[:, :4]), *_six_bit_scales(blocks[:, 4:16]))
-    return _Decoded(_nibbles_by_32(blocks[:, 16:]).reshape(-1, 32), step, minimum)
+    return FloatMinimumBlocks(_nibbles_by_32(blocks[:, 16:]).reshape(-1, 32), step, minimum)
 
 
-def _q5_k(blocks: NDArray[np.uint8]) -> _Decoded:
+def _q5_k(blocks: NDArray[np.uint8]) -> FloatMinimumBlocks:
     # As Q4_K with 32 bytes of fifth bits before the nibbles: bit i of byte j is value j of part i.
     step, minimum = _scaled(half_floats(blocks[:, :4]), *_six_bit_scales(blocks[:, 4:16]))
     fifth = bits_as_codes(blocks[:, 16:48, np.newaxis])  # [M, 32, 8]
     q = _nibbles_by_32(blocks[:, 48:]) | fifth.transpose(0, 2, 1) << np.uint8(4)
-    return _Decoded(q.reshape(-1, 32), step, minimum)
+    return FloatMinimumBlocks(q.reshape(-1, 32), step, minimum)
 
 
-def _q2_k(blocks: NDArray[np.uint8]) -> _Decoded:
+def _q2_k(blocks: NDArray[np.uint8]) -> FloatMinimumBlocks:
     # 16 bytes of scale and minimum nibbles, 64 bytes of bit pairs, the two float16 scales. Each 32
     # bytes hold four parts of 32 values, which take their bit pairs in turn.
     scales = blocks[:, :16]
@@ -97,14 +97,14 @@ def _q2_k(blocks: NDArray[np.uint8]) -> _Decoded:
     )
     shifts = np.array([0, 2, 4, 6], np.uint8).reshape(1, 1, 4, 1)
     q = blocks[:, 16:80].reshape(-1, 2, 1, 32) >> shifts & np.uint8(3)
-    return _Decoded(q.reshape(-1, 16), step, minimum)
+    return FloatMinimumBlocks(q.reshape(-1, 16), step, minimum)
 
 
 @dataclass(frozen=True)
 class _FloatMinimumKind:
     block_size: int
     source_bytes: int  # bytes of one source block
-    decode: Callable[[NDArray[np.uint8]], _Decoded]
+    decode: Callable[[NDArray[np.uint8]], FloatMinimumBlocks]
 
 
 _KINDS: Mapping[str, _FloatMinimumKind] = {
@@ -117,6 +117,20 @@ _KINDS: Mapping[str, _FloatMinimumKind] = {
 
 FLOAT_MINIMUM_KINDS: frozenset[str] = frozenset(_KINDS)
 """The kinds that :func:`carry_float_minimum` takes."""
+
+
+def decode_float_minimum(raw: NDArray[np.uint8], kind: str) -> FloatMinimumBlocks:
+    """Codes, steps and minimums of rows of one of :data:`FLOAT_MINIMUM_KINDS`.
+
+    Args:
+        raw: uint8 [N, bytes per row], the source's own bytes.
+        kind: the ggml name of the kind.
+
+    Raises:
+        KeyError: the kind has no float minimum.
+    """
+    how = _KINDS[kind]
+    return how.decode(raw.reshape(-1, how.source_bytes))
 
 
 def carry_float_minimum(raw: NDArray[np.uint8], kind: str) -> BlockQuantized:
@@ -135,8 +149,7 @@ def carry_float_minimum(raw: NDArray[np.uint8], kind: str) -> BlockQuantized:
     """
     how = _KINDS[kind]
     with np.errstate(all="ignore"):
-        source = how.decode(raw.reshape(-1, how.source_bytes))
-        scales, codes, points = _fit(source)
+        scales, codes, points = _fit(decode_float_minimum(raw, kind))
     shape = (len(raw), -1)
     return BlockQuantized.from_codes(
         codes.reshape(len(raw), -1, how.block_size),
@@ -147,7 +160,7 @@ def carry_float_minimum(raw: NDArray[np.uint8], kind: str) -> BlockQuantized:
 
 
 def _fit(
-    source: _Decoded,
+    source: FloatMinimumBlocks,
 ) -> tuple[NDArray[np.float32], NDArray[np.uint8], NDArray[np.uint8]]:
     """Scales [M], codes [M, block_size] and zero points [M] of the best k of every block."""
     constant = source.step == 0

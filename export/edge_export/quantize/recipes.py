@@ -1,7 +1,8 @@
 """Which bits a tensor gets under each recipe, and the pass that brings it there.
 
 ``auto`` keeps what the file has: kinds that fit MatMulNBits are carried bit for bit, all others
-become 8-bit. ``int8`` stores everything in 8 bits. ``int4`` stores linear layers in 4 bits, where
+become 8-bit. ``int4-exact`` also keeps 4-bit kinds with a float minimum in 4 bits, the minimum
+beside them. ``int8`` stores everything in 8 bits. ``int4`` stores linear layers in 4 bits, where
 the embedding's bits are a choice of their own. ``f32`` stores what the source means in float32, to
 compare with; such matrices do not come here. Tensors pass through a slice of rows at a time.
 Knows no layer names and no graph; vectors (norms, biases, rope factors) stay float32 and do not
@@ -17,6 +18,7 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
+from edge_export.quantize.block_means import BLOCK_MEANS_KINDS, carry_with_means
 from edge_export.quantize.blocks import BlockQuantized, concatenate
 from edge_export.quantize.calibration import Moments
 from edge_export.quantize.exact import EXACT_BITS, carry_exactly
@@ -27,7 +29,7 @@ from edge_export.sources.checkpoint import SourceTensor
 from edge_runtime.bundle import QuantizedGroup
 from edge_runtime.errors import SourceFormatError, UnsupportedModelError
 
-Recipe = Literal["auto", "int8", "int4", "f32"]
+Recipe = Literal["auto", "int8", "int4", "int4-exact", "f32"]
 Role = Literal["linear", "embedding"]
 
 _BLOCK_SIZE = 32
@@ -149,6 +151,9 @@ def quantize_tensor(
     bits = _bits(tensor.kind, recipe, role, embedding_bits)
     if EXACT_BITS.get(tensor.kind, 9) <= bits:
         return _carry_all(tensor, bits, step)
+    # A table that is gathered from has no inputs to take means of.
+    if recipe == "int4-exact" and role == "linear" and tensor.kind in BLOCK_MEANS_KINDS:
+        return _convert_all(tensor, step, lambda raw, _: carry_with_means(raw, tensor.kind))
     if bits == 8 and tensor.kind in FLOAT_MINIMUM_KINDS:
         return _convert_all(tensor, step, lambda raw, _: carry_float_minimum(raw, tensor.kind))
     if bits == 8:
@@ -191,7 +196,7 @@ def _to_4_bits(
 
 
 def _bits(kind: str, recipe: Recipe, role: Role, embedding_bits: int) -> int:
-    if recipe == "auto":
+    if recipe in ("auto", "int4-exact"):
         return EXACT_BITS.get(kind, 8)
     if recipe == "int8":
         return 8
