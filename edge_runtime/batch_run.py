@@ -13,8 +13,8 @@ import queue
 import threading
 import time
 import uuid
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from edge_runtime.api.json_fields import required
@@ -27,8 +27,9 @@ from edge_runtime.api.openai_request import (
 )
 from edge_runtime.api.openai_response import ReplyHead, chat_completion, text_completion
 from edge_runtime.batch_file import BatchLine
-from edge_runtime.engine.request import ChosenLogprob, Completion, FinishReason, Usage
+from edge_runtime.engine.request import Completion, Delta, FinishReason, Usage
 from edge_runtime.errors import EdgeRuntimeError
+from edge_runtime.generation.candidates import candidate_params, ranked, with_logprobs
 from edge_runtime.generation.params import SamplingParams
 
 if TYPE_CHECKING:
@@ -36,6 +37,8 @@ if TYPE_CHECKING:
     from edge_runtime.engine.engine import Engine
 
 TICK_S = 0.2
+MAX_ANSWERS = 20
+"""Most answers that are generated for a line."""
 CHAT_URL, COMPLETION_URL = "/v1/chat/completions", "/v1/completions"
 
 
@@ -50,12 +53,24 @@ class Answer:
 
 @dataclass(frozen=True)
 class _Prepared:
-    """A request as the engine takes it, and how its answer is written."""
+    """A request as the engine takes it, and how its answers are written.
+
+    ``params`` are one for each answer that is generated; the ``answers`` likeliest are kept.
+    """
 
     prompt_ids: list[int]
-    params: SamplingParams
-    reply: Callable[[ReplyHead, Completion], dict[str, Any]]
+    params: list[SamplingParams]
+    answers: int
+    keep_logprobs: bool
+    reply: Callable[[ReplyHead, Sequence[Completion]], dict[str, Any]]
     id_prefix: str
+
+    def chosen(self, completions: list[Completion]) -> list[Completion]:
+        """Those that are wanted, in the order in which they are written."""
+        if len(completions) == self.answers:
+            return completions
+        best = ranked(completions, keep_logprobs=self.keep_logprobs)[: self.answers]
+        return [candidate.completion for candidate in best]
 
 
 class _Ended:
@@ -155,41 +170,52 @@ class BatchRun:
         except Exception as exc:
             # A defect that one request brings out: the others are as good as before.
             return _internal_error_answer(line, exc)
-        handle = self._driver.submit(prepared.prompt_ids, prepared.params)
-        with self._lock:
-            self._open.add(handle)
-            if self._stopping:
-                handle.cancel()
+        handles = self._submit(prepared)
         try:
-            completion = self._collect(handle, worker)
+            completions = [self._collect(handle, worker) for handle in handles]
         except EdgeRuntimeError as exc:
             return _error_answer(line, exc)
         finally:
             with self._lock:
-                self._open.discard(handle)
-        if completion.finish_reason is FinishReason.CANCELLED:
+                self._open.difference_update(handles)
+            for handle in handles:
+                handle.cancel()
+        if any(c.finish_reason is FinishReason.CANCELLED for c in completions):
             return None
         head = ReplyHead(
             id=f"{prepared.id_prefix}-{uuid.uuid4().hex}",
             created=int(time.time()),
             model=self._engine.manifest.name,
         )
-        body = prepared.reply(head, completion)
-        return Answer(line, _output(line, _response(200, body), None), completion.usage)
+        body = prepared.reply(head, prepared.chosen(completions))
+        return Answer(line, _output(line, _response(200, body), None), _total(completions))
+
+    def _submit(self, prepared: _Prepared) -> list[RequestHandle]:
+        """One request for each answer; they share the reading of the prompt."""
+        group = object() if len(prepared.params) > 1 else None
+        handles = [
+            self._driver.submit(prepared.prompt_ids, params, group=group)
+            for params in prepared.params
+        ]
+        with self._lock:
+            self._open.update(handles)
+            if self._stopping:
+                for handle in handles:
+                    handle.cancel()
+        return handles
 
     def _collect(self, handle: RequestHandle, worker: int) -> Completion:
-        text: list[str] = []
-        token_ids: list[int] = []
-        logprobs: list[ChosenLogprob] = []
+        deltas: list[Delta] = []
         for delta in handle:
-            text.append(delta.text)
-            token_ids.extend(delta.token_ids)
-            logprobs.extend(delta.logprobs)
+            deltas.append(delta)
             self._generated[worker] += len(delta.token_ids)
-        assert delta.finish_reason is not None and delta.usage is not None
-        return Completion(
-            "".join(text), tuple(token_ids), tuple(logprobs), delta.finish_reason, delta.usage
-        )
+        return Completion.of(deltas)
+
+
+def _total(completions: Sequence[Completion]) -> Usage:
+    """What all answers took: the prompt is counted once."""
+    first = completions[0].usage
+    return replace(first, completion_tokens=sum(c.usage.completion_tokens for c in completions))
 
 
 def _prepare(engine: Engine, line: BatchLine) -> _Prepared:
@@ -219,10 +245,10 @@ def _prepare_chat(engine: Engine, body: Mapping[str, Any]) -> _Prepared:
     _refuse_what_a_file_cannot_hold(request)
     ids = engine.encode_chat(request.messages, template_arguments=request.template_arguments)
 
-    def reply(head: ReplyHead, completion: Completion) -> dict[str, Any]:
-        return chat_completion(head, [completion], engine.tokenizer)
+    def reply(head: ReplyHead, answers: Sequence[Completion]) -> dict[str, Any]:
+        return chat_completion(head, answers, engine.tokenizer)
 
-    return _Prepared(ids, request.params, reply, "chatcmpl")
+    return _prepared(ids, request, reply, "chatcmpl")
 
 
 def _prepare_completion(engine: Engine, body: Mapping[str, Any]) -> _Prepared:
@@ -231,20 +257,42 @@ def _prepare_completion(engine: Engine, body: Mapping[str, Any]) -> _Prepared:
     prompt = request.prompt
     ids = engine.encode_prompt(prompt) if isinstance(prompt, str) else list(prompt)
 
-    def reply(head: ReplyHead, completion: Completion) -> dict[str, Any]:
-        return text_completion(head, [completion], engine.tokenizer)
+    def reply(head: ReplyHead, answers: Sequence[Completion]) -> dict[str, Any]:
+        return text_completion(head, answers, engine.tokenizer)
 
-    return _Prepared(ids, request.params, reply, "cmpl")
+    return _prepared(ids, request, reply, "cmpl")
+
+
+def _prepared(
+    ids: list[int],
+    request: ChatRequest | CompletionRequest,
+    reply: Callable[[ReplyHead, Sequence[Completion]], dict[str, Any]],
+    id_prefix: str,
+) -> _Prepared:
+    params = request.params
+    if request.best_of > request.answers:
+        params = with_logprobs(params)
+    return _Prepared(
+        ids,
+        candidate_params(params, request.best_of),
+        request.answers,
+        request.params.logprobs is not None,
+        reply,
+        id_prefix,
+    )
 
 
 _ENDPOINTS = {CHAT_URL: _prepare_chat, COMPLETION_URL: _prepare_completion}
 
 
 def _refuse_what_a_file_cannot_hold(request: ChatRequest | CompletionRequest) -> None:
-    if request.answers != 1:
-        raise RequestRefusedError(
-            f"n is {request.answers}: a line gets one answer", param="n", code="unsupported_value"
-        )
+    for name, count in (("n", request.answers), ("best_of", request.best_of)):
+        if count > MAX_ANSWERS:
+            raise RequestRefusedError(
+                f"{name} is {count}: a line gets at most {MAX_ANSWERS} answers",
+                param=name,
+                code="unsupported_value",
+            )
     if request.stream:
         raise RequestRefusedError(
             "stream is True: an answer in a file comes whole",

@@ -164,13 +164,28 @@ def test_what_cannot_be_delivered_is_refused(fields, param):
     assert refusal(**fields).param == param
 
 
+@pytest.mark.parametrize(
+    ("fields", "numbers"),
+    [({}, (1, 1)), ({"n": 3}, (3, 3)), ({"best_of": 3}, (1, 3)), ({"n": 2, "best_of": 2}, (2, 2))],
+)
+def test_as_many_answers_are_generated_as_are_wanted_or_are_to_be_chosen_from(fields, numbers):
+    for request in (chat(**fields), completion(**fields)):
+        assert (request.answers, request.best_of) == numbers
+
+
+@pytest.mark.parametrize(
+    "fields", [{"n": 3, "best_of": 2}, {"best_of": 0}, {"best_of": 2, "stream": True}]
+)
+def test_the_best_of_fewer_or_of_what_is_streamed_is_refused(fields):
+    assert refusal(**fields).param == "best_of"
+
+
 # What cannot be honoured
 
 
 @pytest.mark.parametrize(
     "fields",
     [
-        {"best_of": 3},
         {"tools": [{"type": "function"}]},
         {"functions": [{"name": "f"}]},
         {"tool_choice": "required"},

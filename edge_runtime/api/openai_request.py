@@ -33,7 +33,8 @@ class ChatRequest:
 
     ``messages`` are as they came, checked: a role each, and content that is a string, None, or a
     list of text parts. ``template_arguments`` are further variables for the chat template.
-    ``answers`` is how many are wanted; with ``include_usage`` a stream ends with the token counts.
+    ``answers`` is how many are wanted, and ``best_of`` of how many generated ones they are to be the
+    likeliest; with ``include_usage`` a stream ends with the token counts.
     """
 
     messages: tuple[Mapping[str, Any], ...]
@@ -42,6 +43,7 @@ class ChatRequest:
     stream: bool
     include_usage: bool = False
     answers: int = 1
+    best_of: int = 1
 
 
 @dataclass(frozen=True)
@@ -53,6 +55,7 @@ class CompletionRequest:
     stream: bool
     include_usage: bool = False
     answers: int = 1
+    best_of: int = 1
 
 
 def read_chat_request(body: object, defaults: GenerationDefaults) -> ChatRequest:
@@ -79,6 +82,7 @@ def read_chat_request(body: object, defaults: GenerationDefaults) -> ChatRequest
         stream=bool(optional(fields, "stream", bool)),
         include_usage=_include_usage(fields),
         answers=_answers(fields),
+        best_of=_best_of(fields),
     )
 
 
@@ -93,6 +97,7 @@ def read_completion_request(body: object, defaults: GenerationDefaults) -> Compl
         stream=bool(optional(fields, "stream", bool)),
         include_usage=_include_usage(fields),
         answers=_answers(fields),
+        best_of=_best_of(fields),
     )
 
 
@@ -112,13 +117,8 @@ def _is_empty(value: Any) -> bool:
     return not value
 
 
-def _is_one(value: Any) -> bool:
-    return bool(value == 1)
-
-
 _NO_TOOLS = "tools are not supported"
 _UNSUPPORTED = {
-    "best_of": _Unsupported(int, _is_one, "all answers are returned: use n"),
     "tools": _Unsupported(list, _is_empty, _NO_TOOLS),
     "functions": _Unsupported(list, _is_empty, _NO_TOOLS),
     "tool_choice": _Unsupported((str, dict), lambda v: v in ("none", "auto"), _NO_TOOLS),
@@ -175,6 +175,26 @@ def _answers(fields: Mapping[str, Any]) -> int:
             f"n is {n}; it must be 1 or more", param="n", code="invalid_value"
         )
     return 1 if n is None else int(n)
+
+
+def _best_of(fields: Mapping[str, Any]) -> int:
+    answers = _answers(fields)
+    best_of = optional(fields, "best_of", int)
+    if best_of is None:
+        return answers
+    if best_of < answers:
+        raise RequestRefusedError(
+            f"best_of is {best_of}, less than the {answers} answers that are wanted",
+            param="best_of",
+            code="invalid_value",
+        )
+    if best_of > answers and fields.get("stream"):
+        raise RequestRefusedError(
+            f"best_of is {best_of}: which answers are best shows only at their end, not in a stream",
+            param="best_of",
+            code="unsupported_value",
+        )
+    return int(best_of)
 
 
 # Sampling

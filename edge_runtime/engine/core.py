@@ -164,6 +164,7 @@ class EngineCore:
         emit: Emit,
         priority: int = 0,
         constraint: TokenConstraint | None = None,
+        group: object | None = None,
     ) -> Sequence:
         """Queue a request; :meth:`step` works on it and calls ``emit`` for each delta.
 
@@ -177,6 +178,8 @@ class EngineCore:
             priority: requests of a higher one start first and are preempted last.
             constraint: what the answer must match, and no other request's; None where it may be
                 anything.
+            group: the same object for requests with the same prompt that are queued together: one
+                of them reads it, and the others wait to copy it.
 
         Raises:
             EmptyPromptError, PromptTooLongError, InvalidParameterError: nothing was queued.
@@ -186,7 +189,10 @@ class EngineCore:
         if self._closed:
             raise engine_closed()
         sequence = Sequence(
-            self._checked_prompt(prompt_ids), params or self.default_params(), priority=priority
+            self._checked_prompt(prompt_ids),
+            params or self.default_params(),
+            priority=priority,
+            group=group,
         )
         output = RequestOutput(
             sequence,

@@ -38,12 +38,14 @@ class RequestHandle:
         listener: Listener | None = None,
         priority: int = 0,
         constraint: TokenConstraint | None = None,
+        group: object | None = None,
     ) -> None:
         self._engine = engine
         self._prompt_ids = prompt_ids
         self._params = params
         self._priority = priority
         self._constraint = constraint
+        self._group = group
         self._deltas: queue.SimpleQueue[Delta | Exception] = queue.SimpleQueue()
         self._listener = listener or self._deltas.put
         self._sequence: EngineSequence | None = None
@@ -84,6 +86,7 @@ class RequestHandle:
                 emit=self.put,
                 priority=self._priority,
                 constraint=self._constraint,
+                group=self._group,
             )
         except Exception as exc:
             self.put(exc)
@@ -124,11 +127,12 @@ class EngineDriver:
         listener: Listener | None = None,
         priority: int = 0,
         constraint: TokenConstraint | None = None,
+        group: object | None = None,
     ) -> RequestHandle:
         """Queue a request; one that the engine refuses raises when its handle is iterated.
 
         Args:
-            prompt_ids, params, priority, constraint: as :meth:`EngineCore.submit`.
+            prompt_ids, params, priority, constraint, group: as :meth:`EngineCore.submit`.
             listener: called in the engine's thread with each delta, or with the error that ends
                 the request, instead of keeping them for who iterates: for callers that cannot
                 wait in a thread, such as an event loop. It must not raise, and be quick.
@@ -137,7 +141,9 @@ class EngineDriver:
             RunError: the driver is closed, its thread has failed, or this is a forked process,
                 which has no such thread.
         """
-        handle = RequestHandle(self._engine, prompt_ids, params, listener, priority, constraint)
+        handle = RequestHandle(
+            self._engine, prompt_ids, params, listener, priority, constraint, group
+        )
         with self._queueing:
             if self._closed or not self._thread.is_alive():
                 raise RunError("the engine's thread has ended")

@@ -31,9 +31,17 @@ from edge_runtime.engine.prefix_file import PrefixHeader
 from edge_runtime.engine.request import Completion, Delta, FinishReason, TokenDelta
 from edge_runtime.engine.saved_prefix import SavedPrefixes, prefix_key
 from edge_runtime.engine.sequence import Phase
+from edge_runtime.engine.several import generate_together
 from edge_runtime.engine.step_input import scoring_input
 from edge_runtime.errors import EdgeRuntimeError, MemoryCapError, UsageError
 from edge_runtime.file_hash import sha256_of_file
+from edge_runtime.generation.candidates import (
+    Candidate,
+    candidate_params,
+    check_counts,
+    ranked,
+    with_logprobs,
+)
 from edge_runtime.generation.params import SamplingParams
 from edge_runtime.guidance.constraint import TokenConstraint
 from edge_runtime.guidance.grammar import Grammar
@@ -300,16 +308,44 @@ class Engine(EngineCore):
         grammar: Grammar | None = None,
     ) -> Completion:
         """As :meth:`stream`, and the whole answer at its end."""
-        deltas = list(self.stream(prompt, params, grammar=grammar))
-        last = deltas[-1]
-        assert last.finish_reason is not None and last.usage is not None
-        return Completion(
-            text="".join(d.text for d in deltas),
-            token_ids=tuple(t for d in deltas for t in d.token_ids),
-            logprobs=tuple(p for d in deltas for p in d.logprobs),
-            finish_reason=last.finish_reason,
-            usage=last.usage,
+        return Completion.of(self.stream(prompt, params, grammar=grammar))
+
+    def generate_several(
+        self,
+        prompt: Prompt,
+        params: SamplingParams | None = None,
+        *,
+        n: int = 1,
+        best_of: int | None = None,
+        grammar: Grammar | None = None,
+    ) -> list[Candidate]:
+        """Several answers to one prompt, which is read once; the likeliest first.
+
+        They run together as far as there are slots, and the others after them.
+
+        Args:
+            prompt: as :meth:`stream`.
+            params: as :meth:`generate`. With a seed, the answers are those of it and of the seeds
+                after it.
+            n: answers wanted.
+            best_of: answers generated, of which the ``n`` likeliest are returned; None is ``n``.
+            grammar: as :meth:`generate`.
+
+        Returns:
+            Candidates by falling mean logprob.
+
+        Raises:
+            As :meth:`generate`, where one of them fails, too; InvalidParameterError for the
+            numbers; QueueFullError: more are wanted than may wait.
+        """
+        check_counts(n, best_of)
+        ids = self._checked_prompt(self._prompt_ids(prompt))
+        asked = params or self.default_params()
+        several = candidate_params(with_logprobs(asked), best_of or n)
+        completions = generate_together(
+            self, ids, [(each, self._constraint(grammar)) for each in several]
         )
+        return ranked(completions, keep_logprobs=asked.logprobs is not None)[:n]
 
     def score(self, token_ids: Ordered[int]) -> Iterator[NDArray[np.float32]]:
         """Logits at every position of a text, for evaluation.

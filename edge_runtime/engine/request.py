@@ -5,6 +5,7 @@ Knows no array and no session.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from enum import Enum
 
@@ -89,3 +90,17 @@ class Completion:
     logprobs: tuple[ChosenLogprob, ...]
     finish_reason: FinishReason
     usage: Usage
+
+    @classmethod
+    def of(cls, deltas: Iterable[Delta]) -> Completion:
+        """The answer that these deltas, all of a request's, make up."""
+        pieces = list(deltas)
+        last = pieces[-1]
+        assert last.finish_reason is not None and last.usage is not None, "the answer goes on"
+        return cls(
+            text="".join(d.text for d in pieces),
+            token_ids=tuple(t for d in pieces for t in d.token_ids),
+            logprobs=tuple(p for d in pieces for p in d.logprobs),
+            finish_reason=last.finish_reason,
+            usage=last.usage,
+        )

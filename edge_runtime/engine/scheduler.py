@@ -65,6 +65,7 @@ class Scheduler:
     ) -> None:
         self._pacer = ChunkPacer(chunk_size, max_inter_token_s)
         self._slots = Slots(slots, can_copy=can_copy)
+        self._can_copy = can_copy
         self._waiting = WaitingQueue(max_waiting)
         self._budget = budget
         self._prefilled_last = False
@@ -267,9 +268,18 @@ class Scheduler:
             excess = self._budget.excess(self.running, self._slots.warm_tokens)
         return excess
 
+    def _next_waiting(self) -> Sequence | None:
+        """Who is next; those whose prompt one of their group is reading wait to copy it."""
+        reading = {
+            s.group
+            for s in (self.running if self._can_copy else ())
+            if s.group is not None and s.phase is Phase.PREFILL and s.pending_tokens > 1
+        }
+        return next((s for s in self._waiting if s.group not in reading), None)
+
     def _admit(self, changes: list[CacheChange]) -> None:
         """Start who waits, in order: who does not fit holds those behind up, so that none starves."""
-        while (sequence := self._waiting.head) is not None and self._slots.has_free:
+        while self._slots.has_free and (sequence := self._next_waiting()) is not None:
             running = self.running
             if running and not self.admitting:
                 break

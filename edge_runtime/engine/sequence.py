@@ -31,13 +31,15 @@ class Sequence:
     ``held_tokens`` counts the leading tokens of ``tokens`` whose keys and values are in the slot.
     ``cached_tokens`` of the prompt were found in the cache when it first started. A sequence that
     loses its slot keeps its tokens, and reads them again in the next. ``dropped_tokens`` went from
-    ``tokens`` because the context was full.
+    ``tokens`` because the context was full. Sequences of one ``group`` have the same prompt, which
+    the first of them reads for all.
     """
 
     prompt: tuple[int, ...]
     params: SamplingParams
     tokens: list[int] = field(init=False)
     priority: int = 0
+    group: object | None = None
     id: int = field(default_factory=lambda: next(_ids))
     phase: Phase = Phase.WAITING
     slot: int | None = None

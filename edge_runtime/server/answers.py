@@ -39,11 +39,13 @@ class Answers:
         self._woken = False
         self._unfinished = len(params)
         self._handles: list[RequestHandle] = []
+        group = object()
         for index, each in enumerate(params):
             self._handles.append(
                 driver.submit(
                     prompt_ids,
                     each,
+                    group=group if len(params) > 1 else None,
                     listener=lambda item, index=index: self._put(index, item),  # type: ignore[misc]
                 )
             )

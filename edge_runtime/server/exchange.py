@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, Protocol
 
 from starlette.requests import ClientDisconnect, Request
@@ -24,6 +24,7 @@ from edge_runtime.api.json_text import json_bytes
 from edge_runtime.api.openai_error import SERVER_ERROR, ErrorReply, RequestRefusedError
 from edge_runtime.engine.request import Completion, Delta, FinishReason
 from edge_runtime.errors import EdgeRuntimeError
+from edge_runtime.generation.candidates import candidate_params, ranked, with_logprobs
 from edge_runtime.generation.params import SamplingParams
 from edge_runtime.server.answers import Answers, Collected
 from edge_runtime.server.body import read_object
@@ -71,6 +72,7 @@ class Prepared:
         prompt_ids: the prompt.
         params: how to sample.
         answers: how many are wanted; each has a seed of its own.
+        best_of: how many are generated where that is more, to return the likeliest.
         stream: send pieces as they come.
         writer: writes them.
     """
@@ -80,6 +82,17 @@ class Prepared:
     writer: Writer
     stream: bool
     answers: int = 1
+    best_of: int = 1
+
+    @property
+    def generated(self) -> int:
+        """How many answers the engine makes."""
+        return max(self.answers, self.best_of)
+
+    @property
+    def is_ranked(self) -> bool:
+        """Whether some of them are left out."""
+        return self.generated > self.answers
 
 
 @dataclass(frozen=True)
@@ -194,27 +207,28 @@ class Exchange(Response):
 
     def _check(self, prepared: Prepared) -> None:
         limit = self._context.settings.max_answers
-        if prepared.answers > limit:
+        if prepared.generated > limit:
+            name = "best_of" if prepared.is_ranked else "n"
             raise RequestRefusedError(
-                f"n is {prepared.answers}; this server gives at most {limit} answers",
-                param="n",
+                f"{name} is {prepared.generated}; this server gives at most {limit} answers",
+                param=name,
                 code="invalid_value",
             )
 
     async def _generate(self, model: LoadedModel, prepared: Prepared, send: Send) -> None:
         settings = self._context.settings
         room = model.slots + settings.max_queue - model.answers
-        if room < min(prepared.answers, model.slots + settings.max_queue):
+        if room < min(prepared.generated, model.slots + settings.max_queue):
             raise queue_full(model.answers, self._context.retry_after_s(model))
         self._writer = prepared.writer
-        model.answers += prepared.answers
+        model.answers += prepared.generated
         try:
             async with Answers(model.driver, prepared.prompt_ids, _params(prepared)) as answers:
                 with self._context.running(answers):
                     deliver = self._stream if prepared.stream else self._whole
                     await deliver(answers, prepared, send)
         finally:
-            model.answers -= prepared.answers
+            model.answers -= prepared.generated
 
     async def _stream(self, answers: Answers, prepared: Prepared, send: Send) -> None:
         writer, interval_s = prepared.writer, self._context.settings.ping_interval_s
@@ -232,14 +246,19 @@ class Exchange(Response):
         await _send_part(send, writer.closing(), more=False)
 
     async def _whole(self, answers: Answers, prepared: Prepared, send: Send) -> None:
-        collected = Collected(prepared.answers)
+        collected = Collected(prepared.generated)
         while answers.unfinished:
             pieces = await answers.next(self._left_s())
             if not pieces and self._left_s() <= 0:
                 raise TimedOutError(self._context.settings.request_timeout_s)
             for index, delta in pieces:
                 collected.add((index, self._noted(delta)))
-        await self._send_json(200, prepared.writer.whole(collected.completions()), send)
+        completions = collected.completions()
+        if prepared.is_ranked:
+            asked = prepared.params.logprobs is not None
+            best = ranked(completions, keep_logprobs=asked)[: prepared.answers]
+            completions = [candidate.completion for candidate in best]
+        await self._send_json(200, prepared.writer.whole(completions), send)
 
     def _left_s(self) -> float:
         return self._deadline_s - time.monotonic()
@@ -305,10 +324,8 @@ async def _disconnected(receive: Receive) -> None:
 
 def _params(prepared: Prepared) -> list[SamplingParams]:
     """One for each answer; with a seed they differ by it, and without by chance."""
-    params = prepared.params
-    if params.seed is None:
-        return [params] * prepared.answers
-    return [replace(params, seed=(params.seed + i) % 2**64) for i in range(prepared.answers)]
+    params = with_logprobs(prepared.params) if prepared.is_ranked else prepared.params
+    return candidate_params(params, prepared.generated)
 
 
 def _outcome_of(status: int) -> Outcome:

@@ -83,7 +83,7 @@ def prepare_chat(body: dict[str, Any], model: LoadedModel, came_s: float) -> Pre
     writer = ChatWriter(
         _head("chatcmpl", model), engine.tokenizer, include_usage=request.include_usage
     )
-    return Prepared(ids, request.params, writer, request.stream, request.answers)
+    return Prepared(ids, request.params, writer, request.stream, request.answers, request.best_of)
 
 
 def prepare_completion(body: dict[str, Any], model: LoadedModel, came_s: float) -> Prepared:
@@ -95,7 +95,7 @@ def prepare_completion(body: dict[str, Any], model: LoadedModel, came_s: float) 
     writer = CompletionWriter(
         _head("cmpl", model), engine.tokenizer, include_usage=request.include_usage
     )
-    return Prepared(ids, request.params, writer, request.stream, request.answers)
+    return Prepared(ids, request.params, writer, request.stream, request.answers, request.best_of)
 
 
 def _head(prefix: str, model: LoadedModel) -> ReplyHead:

@@ -129,6 +129,18 @@ def test_a_name_that_is_no_unicode_is_given_back_as_it_came(script: Script):
     assert answers()[0]["custom_id"] == "\ud83d"
 
 
+def test_a_line_gets_as_many_answers_as_it_asks_for(script: Script):
+    write(chat("a", "one", n=3), chat("b", "two", n=2, best_of=4), chat("c", "three"))
+    assert batch() == 0
+    bodies = {name: line["response"]["body"] for name, line in by_name().items()}
+    assert [c["index"] for c in bodies["a"]["choices"]] == [0, 1, 2]
+    assert {c["message"]["content"] for c in bodies["a"]["choices"]} == {"ONE"}
+    assert [len(bodies[name]["choices"]) for name in "bc"] == [2, 1]
+    assert bodies["b"]["choices"][0]["logprobs"] is None
+    one = bodies["c"]["usage"]["completion_tokens"] - len("three") + len("one")
+    assert bodies["a"]["usage"]["completion_tokens"] == 3 * one
+
+
 @pytest.mark.parametrize(
     "line, custom_id, param, says",
     [
@@ -141,7 +153,8 @@ def test_a_name_that_is_no_unicode_is_given_back_as_it_came(script: Script):
         (chat("b", "x") | {"url": "/v1/embeddings"}, "b", "url", "'/v1/embeddings'"),
         (chat("b", "x") | {"method": "GET"}, "b", "method", "'GET'"),
         ({"custom_id": "b", "method": "POST", "url": CHAT}, "b", "body", "body is missing"),
-        (chat("b", "x", n=2), "b", "n", "n is 2"),
+        (chat("b", "x", n=21), "b", "n", "n is 21"),
+        (chat("b", "x", best_of=21), "b", "best_of", "best_of is 21"),
         (chat("b", "x", stream=True), "b", "stream", "stream is True"),
         (chat("b", "x", temperature="hot"), "b", "temperature", "temperature is 'hot'"),
         (chat("b", "x" * 70), "b", None, "71 tokens, and the context holds 64"),

@@ -210,3 +210,16 @@ def test_a_verifying_step_that_was_stopped_is_done_again() -> None:
 def test_another_way_of_speculation_is_refused() -> None:
     with pytest.raises(InvalidParameterError, match="speculation is 'magic'"):
         EngineOptions(speculation="magic")
+
+
+def test_a_context_that_slides_is_drafted_for_as_well() -> None:
+    params = SamplingParams(temperature=0.3, seed=1, max_tokens=150, ignore_eos=True)
+    texts = []
+    for options in (OFF, ON):
+        options = dataclasses.replace(options, context_full="slide", keep_tokens=4)
+        engine, _ = table_engine(options, seed=2)
+        completion = engine.generate("abcdefgh" * 6, params)
+        texts.append(completion.text)
+    assert completion.usage.dropped_tokens > 0
+    assert completion.usage.accepted_draft_tokens > 0
+    assert texts[0] == texts[1]

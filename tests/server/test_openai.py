@@ -96,9 +96,18 @@ def test_several_answers_come_under_their_numbers(shared: Running) -> None:
         assert "".join(own) == "ABC"
 
 
-def test_more_answers_than_the_server_gives_are_refused_by_name(shared: Running) -> None:
-    response = shared.post(CHAT, chat(n=99))
-    assert response.status_code == 400 and response.json()["error"]["param"] == "n"
+def test_the_best_of_several_answers_are_returned(shared: Running) -> None:
+    body = shared.post(COMPLETIONS, {"prompt": "abc!", "n": 2, "best_of": 4}).json()
+    assert [c["index"] for c in body["choices"]] == [0, 1]
+    assert all(c["logprobs"] is None for c in body["choices"])
+
+
+@pytest.mark.parametrize("fields", [{"n": 99}, {"best_of": 99}])
+def test_more_answers_than_the_server_gives_are_refused_by_name(
+    shared: Running, fields: dict[str, int]
+) -> None:
+    response = shared.post(CHAT, chat(**fields))
+    assert response.status_code == 400 and response.json()["error"]["param"] == next(iter(fields))
 
 
 @pytest.mark.parametrize(
