@@ -16,11 +16,11 @@ class TextStream:
 
     Args:
         tokenizer: gives the bytes of a token.
-        params: its stop strings.
+        params: its stop strings, and the special tokens that it shows.
     """
 
     def __init__(self, tokenizer: Tokenizer, params: SamplingParams) -> None:
-        self._detokenizer = StreamingDetokenizer(tokenizer)
+        self._detokenizer = StreamingDetokenizer(tokenizer, shown=params.shown_token_ids)
         self._matcher = StopStringMatcher(params.stop)
 
     @property

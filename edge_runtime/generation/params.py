@@ -49,6 +49,8 @@ class SamplingParams:
             is taken as the only one.
         stop_token_ids: token ids that end generation, besides the model's own.
         ignore_eos: go past the model's end tokens.
+        shown_token_ids: special tokens whose names are part of the text, which shows none by
+            itself.
         logprobs: None for none; k reports the chosen token and the k likeliest (0 to 20), of the
             distribution before penalties and filters.
 
@@ -70,6 +72,7 @@ class SamplingParams:
     stop: tuple[str, ...] = ()
     stop_token_ids: tuple[int, ...] = ()
     ignore_eos: bool = False
+    shown_token_ids: tuple[int, ...] = ()
     logprobs: int | None = None
 
     def __post_init__(self) -> None:
@@ -94,6 +97,7 @@ class SamplingParams:
             "stop": _stop_strings(self.stop),
             "stop_token_ids": _token_ids("stop_token_ids", self.stop_token_ids),
             "ignore_eos": _boolean("ignore_eos", self.ignore_eos),
+            "shown_token_ids": _token_ids("shown_token_ids", self.shown_token_ids),
             "logprobs": _optional_integer("logprobs", self.logprobs, least=0, most=MAX_LOGPROBS),
         }
         for name, value in checked.items():

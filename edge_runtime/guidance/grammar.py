@@ -70,15 +70,15 @@ class ReasoningPrefix:
     """A reasoning span that comes before what a grammar describes.
 
     Args:
-        opening: what opens the span, as a grammar's terms (see :func:`literal`); empty where the
-            prompt ends with it.
-        opening_optional: whether an answer may do without reasoning.
-        closing: the tag that closes it; a special token where ``closing_token_id`` is set.
+        opening: what opens the span, as a grammar's term; empty where the prompt ends with it. An
+            answer may do without a span that it would have to open.
+        opening_text: the same as it is written.
+        closing: the tag that closes it.
         closing_token_id: its id where it is a special token.
     """
 
     opening: str
-    opening_optional: bool
+    opening_text: str
     closing: str
     closing_token_id: int | None
 
@@ -101,23 +101,31 @@ def grammar_text(grammar: Grammar, reasoning: ReasoningPrefix | None = None) -> 
         GrammarError: a regex or grammar is empty or too long, or GBNF that cannot be converted.
     """
     answer = _named(grammar)
-    if reasoning is None:
-        return json.dumps({"grammars": [answer]}, ensure_ascii=False)
-    top = after_reasoning("@answer", reasoning)
-    return json.dumps(
-        {"grammars": [{"lark_grammar": top}, {"name": "answer", **answer}]}, ensure_ascii=False
-    )
+    grammars = [answer]
+    if reasoning is not None:
+        top = rules_after_reasoning("@answer", reasoning)
+        grammars = [{"lark_grammar": top}, {"name": "answer", **answer}]
+    return json.dumps({"grammars": grammars}, ensure_ascii=False)
 
 
-def after_reasoning(answer: str, reasoning: ReasoningPrefix) -> str:
-    """Rules whose ``start`` is a reasoning span, and then ``answer``, a term."""
+def rules_after_reasoning(answer: str, reasoning: ReasoningPrefix) -> str:
+    """Rules whose ``start`` is a reasoning span and then ``answer``, a term."""
     if reasoning.closing_token_id is None:
-        span = f"REASONED: /(?s:.*)/\nreasoned[suffix={literal(reasoning.closing)}]: REASONED"
+        span = f"reasoned[suffix={literal(reasoning.closing)}]: REASONED"
     else:
-        span = f"REASONED: /(?s:.*)/\nreasoned: REASONED <[{reasoning.closing_token_id}]>"
-    opened = f"{reasoning.opening} reasoned BLANKS"
-    start = f"({opened})? {answer}" if reasoning.opening_optional else f"{opened} {answer}"
-    return f"start: {start}\n{span}\nBLANKS: /\\n{{0,2}}/\n"
+        span = f"reasoned: REASONED <[{reasoning.closing_token_id}]>"
+    start = f"reasoned BLANKS {answer}"
+    if reasoning.opening:
+        start = f"{reasoning.opening} {start} | {answer}"
+    return f"start: {start}\n{span}\nREASONED: /(?s:.*)/\nBLANKS: /\\n{{0,2}}/\n"
+
+
+def text_rule(reasoning: ReasoningPrefix | None) -> str:
+    """The rule ``TEXT``: any text, but one that opens a reasoning span is no answer yet."""
+    if reasoning is None or not reasoning.opening_text:
+        return "TEXT: /(?s:.*)/\n"
+    opened = "".join(f"\\x{{{ord(c):x}}}" for c in reasoning.opening_text)
+    return f"TEXT: /(?s:.*)/ & ~/{opened}(?s:.*)/\n"
 
 
 def _named(grammar: Grammar) -> dict[str, Any]:

@@ -11,6 +11,7 @@ import asyncio
 import signal
 import socket
 from collections.abc import Callable
+from contextlib import suppress
 from types import FrameType
 from typing import Any
 
@@ -110,7 +111,8 @@ class HttpServer(uvicorn.Server):
 
     def _soon(self, act: Callable[[], None]) -> None:
         # Signals come in the main thread between any two instructions: the loop does the work.
-        self._loop.call_soon_threadsafe(act)
+        with suppress(RuntimeError):  # it has ended
+            self._loop.call_soon_threadsafe(act)
 
     async def serve(self, sockets: list[socket.socket] | None = None) -> None:
         """As uvicorn's, and remembers its loop for :meth:`handle_exit`."""

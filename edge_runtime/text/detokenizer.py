@@ -16,6 +16,7 @@ Three rules:
 from __future__ import annotations
 
 import codecs
+from collections.abc import Iterable
 
 from edge_runtime.text.tokenizer import Tokenizer
 
@@ -27,19 +28,21 @@ class StreamingDetokenizer:
 
     Args:
         tokenizer: tells the bytes of each token.
+        shown: special tokens whose names are text.
     """
 
-    def __init__(self, tokenizer: Tokenizer) -> None:
+    def __init__(self, tokenizer: Tokenizer, *, shown: Iterable[int] = ()) -> None:
         self._token_bytes = tokenizer.token_bytes
+        self._shown = {token: tokenizer.id_to_token(token).encode() for token in shown}
         self._decoder = _Utf8Decoder(errors="ignore")
 
     def add(self, token_id: int) -> str:
-        """The characters that this token completes; empty for special tokens.
+        """The characters that this token completes; empty for special tokens that are not shown.
 
         Raises:
             TokenizerError: a negative id.
         """
-        return self._decoder.decode(self._token_bytes(token_id))
+        return self._decoder.decode(self._shown.get(token_id) or self._token_bytes(token_id))
 
     def flush(self) -> str:
         """What is left when generation ends, and a fresh start.

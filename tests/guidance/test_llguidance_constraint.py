@@ -121,14 +121,18 @@ def test_a_stream_of_constraints_of_one_grammar_do_not_disturb_one_another(
     assert unpacked(first.allowed_tokens(), SIZE)[ord("b")]
 
 
-@pytest.mark.parametrize("closing_id", [None, 258])
+@pytest.mark.parametrize("closing, closing_id", [("</done>", None), ("</think>", 258)])
 def test_a_grammar_can_come_after_a_reasoning_span(
-    compiler: GrammarCompiler, closing_id: int | None
+    compiler: GrammarCompiler, closing: str, closing_id: int | None
 ):
-    prefix = ReasoningPrefix(literal("<think>"), True, "</think>", closing_id)
-    if closing_id is None:
-        prefix = ReasoningPrefix(literal("<think>"), True, "</done>", None)
-    for text in (f"<think>hm {{\n{prefix.closing}\n\nab", f"<think>{prefix.closing}ab", "ab"):
+    opened_here = ReasoningPrefix(literal("<think>"), "<think>", closing, closing_id)
+    opened_before = ReasoningPrefix("", "", closing, closing_id)
+    for prefix, text in (
+        (opened_here, f"<think>hm {{\n{closing}\n\nab"),
+        (opened_here, f"<think>{closing}ab"),
+        (opened_here, "ab"),
+        (opened_before, f"hm{closing}ab"),
+    ):
         constraint = compiler.constraint(Regex("ab"), prefix)
         for token in TOKENIZER.encode(text):
             assert unpacked(constraint.allowed_tokens(), SIZE)[token], text
