@@ -39,6 +39,8 @@ COMMANDS = {
     "serve": "answer over local HTTP, as OpenAI and Ollama do",
     "plan": "show how a memory cap would be split",
     "cache": "save a long prompt once, and start warm with it (save, list, inspect, rm)",
+    "bench": "measure a model here: speed, start-up and memory",
+    "eval": "show what an export cost in quality, on a text",
     "inspect": "show what a bundle or a .gguf file holds",
     "doctor": "show what this machine can run models on, and what is missing",
     "targets": "list the devices that models can be made and run for",
@@ -46,7 +48,9 @@ COMMANDS = {
     "rm": "take models out of the local store",
 }
 _MODULES = {name: f"edge_runtime.cli.{name}" for name in COMMANDS} | {
-    "list": "edge_runtime.cli.listing",  # not a module named as a built-in
+    # Not modules named as built-ins.
+    "eval": "edge_runtime.cli.evaluation",
+    "list": "edge_runtime.cli.listing",
 }
 
 

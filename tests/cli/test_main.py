@@ -169,3 +169,24 @@ def test_no_file_takes_the_number_of_a_closed_standard_stream():
     command = f'"{sys.executable}" -c "{script}" <&- 2>&-'
     result = subprocess.run(["sh", "-c", command], capture_output=True, text=True)
     assert int(result.stdout) > 2
+
+
+def test_a_text_that_cannot_be_read_is_refused_before_anything_slow(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+):
+    pytest.importorskip("gguf", reason="needs the export extra")
+    missing = tmp_path / "missing.txt"
+    assert main(["eval", "no-such-model", "--text", str(missing)]) == 2
+    assert str(missing) in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("command", ["bench", "eval"])
+def test_measuring_a_model_that_is_not_there_says_so(
+    command: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+):
+    monkeypatch.setenv("EDGE_RUNTIME_HOME", str(tmp_path))
+    assert main([command, "no-such-model"]) == 1
+    assert "no-such-model" in capsys.readouterr().err

@@ -8,6 +8,7 @@ engine only through its public names and the command line only as a process.
 
 from __future__ import annotations
 
+import argparse
 import json
 import sys
 import time
@@ -137,11 +138,24 @@ def _completion_tokens(out: str) -> int:
     return int(last["usage"]["completion_tokens"])
 
 
+def add_arguments(arguments: argparse.ArgumentParser) -> None:
+    """What it takes besides MODEL, --quant, --threads and --json."""
+    arguments.add_argument("--rounds", type=int, default=3, help="rounds to take medians of")
+
+
 def main() -> None:
     """The command line."""
     arguments = parser("bench", __doc__)
-    arguments.add_argument("--rounds", type=int, default=3, help="rounds to take medians of")
-    asked = arguments.parse_args()
+    add_arguments(arguments)
+    show(arguments.parse_args())
+
+
+def show(asked: argparse.Namespace) -> None:
+    """Measure what the arguments ask for, and print it.
+
+    Raises:
+        EdgeRuntimeError: there is no such model, or it cannot be measured.
+    """
     if asked.rounds < 1:
         raise UsageError(f"--rounds is {asked.rounds}")
     bundle = bundle_of(asked)

@@ -21,11 +21,16 @@ def parser(module: str, description: str | None) -> argparse.ArgumentParser:
         prog=f"python -m edge_tools.{module}",
         description=(description or "").split("\n\n", 1)[0],
     )
+    add_common_arguments(made)
+    return made
+
+
+def add_common_arguments(made: argparse.ArgumentParser) -> None:
+    """What every tool takes: MODEL, --quant, --threads, --json."""
     made.add_argument("model", metavar="MODEL", help="a bundle, a .gguf file, or a model's name")
     made.add_argument("--quant", choices=RECIPES, help="the recipe; exported on first use")
     made.add_argument("--threads", type=int, metavar="N", help="threads of the engine and the peer")
     made.add_argument("--json", action="store_true", help="print JSON instead of a table")
-    return made
 
 
 def say(text: str) -> None:

@@ -25,7 +25,7 @@ from edge_runtime.errors import UsageError
 from edge_tools.command import bundle_of, parser, run, say, source_of
 from edge_tools.divergence import Divergence, TokenDivergences, compare, summarize
 from edge_tools.machine import this_machine
-from edge_tools.prose import python_reference
+from edge_tools.prose import prose_of, python_reference
 from edge_tools.reference_llama import ReferenceLlama
 
 F32 = NDArray[np.float32]
@@ -85,24 +85,40 @@ def evaluate(
     return summarize(found)
 
 
+def add_arguments(arguments: argparse.ArgumentParser) -> None:
+    """What it takes besides MODEL, --quant, --threads and --json."""
+    arguments.add_argument("--source", type=Path, help="the .gguf file MODEL was exported from")
+    arguments.add_argument(
+        "--text", type=Path, metavar="FILE", help="UTF-8 text to read; default: Python's reference"
+    )
+    arguments.add_argument("--tokens", type=int, default=10_000, help="most tokens of it to read")
+    arguments.add_argument("--window", type=int, default=512, help="tokens read in one go")
+
+
 def main() -> None:
     """The command line."""
-    made = parser("evaluate", __doc__)
-    made.add_argument("--source", type=Path, help="the .gguf file MODEL was exported from")
-    made.add_argument("--tokens", type=int, default=10_000, help="tokens of prose to read")
-    made.add_argument("--window", type=int, default=512, help="tokens that are read in one go")
-    asked = made.parse_args()
+    arguments = parser("evaluate", __doc__)
+    add_arguments(arguments)
+    show(arguments.parse_args())
+
+
+def show(asked: argparse.Namespace) -> None:
+    """Evaluate what the arguments ask for, and print it.
+
+    Raises:
+        EdgeRuntimeError: there is no such model, source or text.
+    """
     if asked.tokens < 1 or asked.window < 2:
         raise UsageError(f"--tokens {asked.tokens} --window {asked.window}")
+    prose = python_reference() if asked.text is None else prose_of(asked.text)
     source = asked.source or source_of(asked.model)
     bundle = bundle_of(asked)
-    prose = python_reference()
     options = EngineOptions(context_length=asked.window, threads=asked.threads)
     with Engine.load(bundle, options) as engine:
         tokenizer = engine.manifest.tokenizer
         ids = engine.tokenizer.encode(prose.text)[: asked.tokens]
-        if len(ids) < asked.tokens:
-            raise UsageError(f"the prose has {len(ids)} tokens, and --tokens is {asked.tokens}")
+        if len(ids) < 2:
+            raise UsageError(f"{prose.name} has {len(ids)} tokens: nothing follows anything")
         begin = tokenizer.bos_token_id if tokenizer.add_bos else None
         say(f"reading {source} into float32")
         reference = ReferenceLlama.open(source)

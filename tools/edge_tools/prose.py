@@ -1,6 +1,6 @@
-"""English prose to measure on, which every Python carries: its language reference.
+"""Prose to measure on: a file, or the English that every Python carries, its language reference.
 
-The text is the help that ``pydoc`` shows, taken from the running interpreter when it is wanted, so
+That text is the help that ``pydoc`` shows, taken from the running interpreter when it is wanted, so
 no copy lies in this project. Licence: Python Software Foundation License Version 2. It differs a
 little between Python versions; :attr:`Prose.name` says which one it was. Knows no tokenizer.
 """
@@ -10,6 +10,9 @@ from __future__ import annotations
 import hashlib
 import platform
 from dataclasses import dataclass
+from pathlib import Path
+
+from edge_runtime.errors import UsageError
 
 # Long topics that are sentences more than tables, in the order in which they are read.
 _TOPICS = (
@@ -39,3 +42,16 @@ def python_reference() -> Prose:
         sha256=hashlib.sha256(text.encode()).hexdigest(),
         text=text,
     )
+
+
+def prose_of(path: Path) -> Prose:
+    """A text file of the caller's own.
+
+    Raises:
+        UsageError: it cannot be read, or is not UTF-8.
+    """
+    try:
+        text = path.read_text(encoding="utf-8")
+    except (OSError, ValueError) as exc:
+        raise UsageError(f"{path} cannot be read as text: {exc}", hint="name a UTF-8 file") from exc
+    return Prose(path.name, "unknown", hashlib.sha256(text.encode()).hexdigest(), text)
