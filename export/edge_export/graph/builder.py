@@ -103,6 +103,10 @@ class GraphBuilder:
         """``with builder.scope("layers.0"):`` prefixes the names made inside."""
         return _Scope(self._scope, name)
 
+    def root(self) -> _Scope:
+        """``with builder.root():`` names made inside have no prefix."""
+        return _Scope(self._scope, None)
+
     def input(self, name: str, kind: int, shape: Shape) -> str:
         """Declare a graph input; ``kind`` is an onnx TensorProto data type."""
         self._inputs.append(helper.make_tensor_value_info(name, kind, list(shape)))
@@ -140,6 +144,25 @@ class GraphBuilder:
         self._initializers.append(proto)
         return str(proto.name)
 
+    def share(self, tensor: onnx.TensorProto, kind: int, shape: Sequence[int]) -> str:
+        """Another graph's external initializer under a type and shape of the same bytes."""
+        proto = onnx.TensorProto()
+        proto.CopyFrom(tensor)
+        proto.name = self._unique(tensor.name)
+        proto.data_type = kind
+        del proto.dims[:]
+        proto.dims.extend(shape)
+        self._initializers.append(proto)
+        return str(proto.name)
+
+    def packed_weight(
+        self, name: str, data: NDArray[np.uint8], kind: int, shape: Sequence[int]
+    ) -> str:
+        """As `weight`, for bytes that hold values of ``kind``, several to a byte perhaps."""
+        name = self._unique(name)
+        self._declare_as(name, kind, shape, self._weights.append(data))
+        return name
+
     def constant(self, name: str, array: NDArray[Any]) -> str:
         """A small value kept inside the graph file."""
         name = self._unique(name)
@@ -164,7 +187,12 @@ class GraphBuilder:
     def _declare(
         self, name: str, dtype: np.dtype[Any], shape: Sequence[int], extent: tuple[int, int]
     ) -> None:
-        proto = TensorProto(name=name, data_type=helper.np_dtype_to_tensor_dtype(dtype), dims=shape)
+        self._declare_as(name, helper.np_dtype_to_tensor_dtype(dtype), shape, extent)
+
+    def _declare_as(
+        self, name: str, kind: int, shape: Sequence[int], extent: tuple[int, int]
+    ) -> None:
+        proto = TensorProto(name=name, data_type=kind, dims=shape)
         proto.data_location = TensorProto.EXTERNAL
         offset, length = extent
         pairs = (("location", self._weights.name), ("offset", offset), ("length", length))
@@ -180,11 +208,16 @@ class GraphBuilder:
 
 
 class _Scope:
-    def __init__(self, stack: list[str], name: str) -> None:
+    def __init__(self, stack: list[str], name: str | None) -> None:
         self._stack, self._name = stack, name
+        self._before: list[str] = []
 
     def __enter__(self) -> None:
-        self._stack.append(self._name)
+        self._before = list(self._stack)
+        if self._name is None:
+            self._stack.clear()
+        else:
+            self._stack.append(self._name)
 
     def __exit__(self, *_: object) -> None:
-        self._stack.pop()
+        self._stack[:] = self._before
