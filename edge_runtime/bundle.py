@@ -53,7 +53,10 @@ class ModelDimensions:
 class GraphEntry:
     """One ONNX graph and what it is for.
 
-    ``file`` is the graph; ``weights`` are the external data files that it maps.
+    ``file`` is the graph; ``weights`` are the external data files that it maps. ``tokens`` and
+    ``capacity`` are the new tokens of a run and the rows of the cache where the graph fixes them;
+    graphs of one dialect, precision and capacity belong together, and a step takes the smallest
+    that it fits in. ``usability`` is what onnxruntime's checker says phones would take of it.
     """
 
     file: str
@@ -62,6 +65,9 @@ class GraphEntry:
     precision: str
     providers: tuple[str, ...]
     oldest_onnxruntime: str
+    tokens: int | None = None
+    capacity: int | None = None
+    usability: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -229,6 +235,9 @@ def _check_manifest(file: Path, manifest: Manifest) -> None:
         for name in (graph.file, *graph.weights):
             if name not in manifest.files:
                 raise ManifestError(f"{file}: the graph needs {name!r}, which files does not list")
+        for key, size in (("tokens", graph.tokens), ("capacity", graph.capacity)):
+            if size is not None and size < 1:
+                raise ManifestError(f"{file}: {key} of {graph.file!r} is {size}")
     if manifest.warm_prompt is not None and manifest.warm_prompt not in manifest.files:
         raise ManifestError(f"{file}: files does not list the warm prompt {manifest.warm_prompt!r}")
     if not manifest.graphs:

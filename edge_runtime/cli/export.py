@@ -7,6 +7,7 @@ import json
 from pathlib import Path
 
 from edge_runtime.bundle import Manifest, read_manifest
+from edge_runtime.cli.export_wishes import export_wishes
 from edge_runtime.cli.manifest_view import quantization_table
 from edge_runtime.cli.reporting import Reporter
 from edge_runtime.cli.standard_input import require_valid_unicode
@@ -39,6 +40,14 @@ def configure(parser: argparse.ArgumentParser) -> None:
         choices=RECIPES,
         help="auto keeps what can be kept exactly and makes the rest 8-bit (the default)",
     )
+    parser.add_argument(
+        "--target",
+        metavar="NAME",
+        action="append",
+        default=[],
+        help="add the graphs that this device wants, in its recipe (edge-runtime targets; "
+        "may be repeated; auto is this machine)",
+    )
     parser.add_argument("--name", help="the bundle's name (default: the source's)")
     parser.add_argument("--force", action="store_true", help="replace a bundle that is there")
     parser.add_argument("--json", action="store_true", help="print the report as JSON")
@@ -50,7 +59,9 @@ def run(arguments: argparse.Namespace) -> int:
         path = _export(arguments, report)
     manifest = read_manifest(path)
     table = quantization_table(manifest)
-    print(_as_json(path, manifest) if arguments.json else f"{table}\n\n{path}")
+    graphs = _graph_lines(manifest)
+    text = "\n\n".join([table, *([graphs] if graphs else []), str(path)])
+    print(_as_json(path, manifest) if arguments.json else text)
     return 0
 
 
@@ -70,12 +81,21 @@ def _export(arguments: argparse.Namespace, report: Report) -> Path:
         )
     if arguments.quant and found.recipe and arguments.quant != found.recipe:
         raise UsageError(f"{arguments.source!r} and --quant {arguments.quant} disagree")
-    recipe = arguments.quant or found.recipe or DEFAULT_RECIPE
+    wanted = export_wishes(arguments.target)
+    recipe = arguments.quant or found.recipe or wanted.recipe or DEFAULT_RECIPE
     known = found if isinstance(found, StoredName) else None
     name = arguments.name or (known.name if known else None)
     if arguments.output is not None:
         output = arguments.output
-        export_file(source, output, recipe, report, name=name, overwrite=arguments.force)
+        export_file(
+            source,
+            output,
+            recipe,
+            report,
+            name=name,
+            overwrite=arguments.force,
+            portable=wanted.portable,
+        )
         return Path(output)
     return export_into_store(
         source,
@@ -84,8 +104,21 @@ def _export(arguments: argparse.Namespace, report: Report) -> Path:
         home=home,
         name=name,
         sha256=known.sha256 if known else None,
-        overwrite=arguments.force,
+        # A bundle that is there may lack the graphs that are asked for now.
+        overwrite=arguments.force or bool(wanted.portable),
+        portable=wanted.portable,
     )
+
+
+def _graph_lines(manifest: Manifest) -> str:
+    """Graphs beside the fused one, for whom they are and what phones would take of them."""
+    lines = []
+    for graph in manifest.graphs[1:]:
+        lines.append(
+            f"{graph.file}: {graph.dialect} {graph.precision}, {', '.join(graph.providers)}"
+        )
+        lines += [f"  {told}" for told in graph.usability]
+    return "\n".join(lines)
 
 
 def _as_json(path: Path, manifest: Manifest) -> str:
@@ -93,6 +126,7 @@ def _as_json(path: Path, manifest: Manifest) -> str:
         "path": str(path),
         "name": manifest.name,
         "quantization": encode(manifest.quantization),
+        "graphs": encode(manifest.graphs),
         "size_bytes": sum(entry.size_bytes for entry in manifest.files.values()),
     }
     return json.dumps(plain, indent=2, ensure_ascii=False)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, replace
@@ -28,6 +28,7 @@ from edge_runtime.engine.memory_measure import CostMeter
 from edge_runtime.engine.memory_plan import MemoryAsk, MemoryPlan, plan_memory
 from edge_runtime.engine.model_runner import OrtModelRunner
 from edge_runtime.engine.options import EngineOptions, context_length
+from edge_runtime.engine.portable_runner import PortableRunner
 from edge_runtime.errors import ChatTemplateError, IntegrityError, ManifestError
 from edge_runtime.generation.speculation import MAX_DRAFT_TOKENS
 from edge_runtime.providers.external_data import external_locations
@@ -46,7 +47,7 @@ from edge_runtime.providers.threads import plan_threads
 from edge_runtime.text.chat_template import ChatTemplate
 from edge_runtime.text.tokenizer import BundleTokenizer, Tokenizer
 
-_DIALECTS = ("fused",)
+_DIALECTS = ("fused", "portable")
 _SPECIAL_TOKENS = ("bos_token", "eos_token", "unk_token", "pad_token")
 
 
@@ -55,7 +56,7 @@ class EngineParts:
     """What :class:`edge_runtime.engine.engine.Engine` is made of, ready to run."""
 
     manifest: Manifest
-    runner: OrtModelRunner
+    runner: OrtModelRunner | PortableRunner
     tokenizer: Tokenizer
     chat_template: ChatTemplate | None
     context_length: int
@@ -70,7 +71,7 @@ class EngineParts:
 class OpenedGraph:
     """A runner, and the weights files that its session reads."""
 
-    runner: OrtModelRunner
+    runner: OrtModelRunner | PortableRunner
     mapped_weights: MappedFiles
 
 
@@ -106,15 +107,22 @@ def load_parts(
 
         def open_graph(graph: GraphEntry, request: ProviderRequest) -> OpenedGraph:
             require_version(graph.oldest_onnxruntime, f"{manifest.name}'s graph")
-            _check_locations(bundle, graph)
+            together = _belonging(manifest.graphs, graph)
+            for one in together:
+                _check_locations(bundle, one)
             mapped = MappedFiles([bundle.file(name) for name in graph.weights])
+            settings = SessionOptions(
+                threads, request.name, request.options, optimize=graph.dialect != "fused"
+            )
+            size = manifest.dimensions.vocabulary_size
             with mapped.opening():
-                runner = OrtModelRunner(
-                    bundle.file(graph.file),
-                    cache,
-                    vocabulary_size=manifest.dimensions.vocabulary_size,
-                    options=SessionOptions(threads, request.name, request.options),
-                )
+                runner: OrtModelRunner | PortableRunner
+                if graph.dialect == "fused":
+                    file = bundle.file(graph.file)
+                    runner = OrtModelRunner(file, cache, vocabulary_size=size, options=settings)
+                else:
+                    files = [bundle.file(one.file) for one in together]
+                    runner = PortableRunner(files, cache, vocabulary_size=size, options=settings)
             on_failure.callback(_close_runner, runner, mapped)
             return OpenedGraph(runner, mapped)
 
@@ -135,6 +143,7 @@ def load_parts(
         for step in chosen.steps_down:
             warnings.warn(f"{step}; {chosen.request.name} runs instead", ProviderWarning, 3)
         runner, mapped = chosen.opened.runner, chosen.opened.mapped_weights
+        context = min(context, chosen.graph.capacity or context)
         mapped.drop_pages()
         trim_heap()
         plan = None
@@ -172,7 +181,13 @@ def load_parts(
         )
 
 
-def _close_runner(runner: OrtModelRunner, mapped: MappedFiles) -> None:
+def _belonging(graphs: Sequence[GraphEntry], one: GraphEntry) -> list[GraphEntry]:
+    """The graphs that share a step with ``one``: for chunks and for single tokens."""
+    kind = (one.dialect, one.precision, one.capacity, one.providers)
+    return [g for g in graphs if (g.dialect, g.precision, g.capacity, g.providers) == kind]
+
+
+def _close_runner(runner: OrtModelRunner | PortableRunner, mapped: MappedFiles) -> None:
     with mapped.closing():
         runner.close()
 

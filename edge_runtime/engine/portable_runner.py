@@ -91,32 +91,42 @@ class PortableRunner:
 
     def _run_row(self, step: StepInput, row: int, logits: NDArray[np.float32]) -> None:
         """One sequence: as many runs as its tokens and wanted logits need."""
-        count, held = int(step.lengths[row]), int(step.held[row])
+        count, slot = int(step.lengths[row]), step.first_slot + row
         largest = self._graphs[-1].tokens or count
-        wanted = step.logits_indices[row]
         for start in range(0, count, largest):
             stop = min(start + largest, count)
-            here = [(n, int(i) - start) for n, i in enumerate(wanted) if start <= i < stop]
             graph = next(g for g in self._graphs if g.tokens is None or g.tokens >= stop - start)
+            held = int(step.held[row]) + start
+            self._check_extent(graph, held + stop - start)
             ids = step.token_ids[row, start:stop]
-            slot = step.first_slot + row
-            for n, (first, group) in enumerate(_groups(here, graph)):
-                made = self._run_once(graph, ids, held + start, slot, [i for _, i in group])
-                if n == 0:
-                    self._put(made[1:], slot, held + start, stop - start)
-                for (target, _), values in zip(group, made[0][0], strict=False):
-                    logits[target] = values
-                del first
+            wanted = step.logits_indices[row]
+            targets = [n for n, i in enumerate(wanted) if start <= i < stop]
+            # A graph of fixed shapes gives the logits of one position, an open one those of all.
+            at_once = 1 if graph.tokens else max(1, len(targets))
+            new_rows: list[NDArray[Any]] = []
+            for first in range(0, max(1, len(targets)), at_once):
+                group = targets[first : first + at_once]
+                made = self._run_once(
+                    graph, ids, held, slot, [int(wanted[n]) - start for n in group]
+                )
+                logits[group] = made[0][0, : len(group)]
+                new_rows = made[1:]
+            self._put(new_rows, slot, held, stop - start)
+
+    def _check_extent(self, graph: _Graph, tokens: int) -> None:
+        assert tokens <= (graph.capacity or self._cache.geometry.capacity), "more than the cache"
 
     def _run_once(
         self, graph: _Graph, ids: NDArray[np.int64], held: int, slot: int, wanted: list[int]
     ) -> list[NDArray[Any]]:
+        """Logits (1, N, V), and the new rows (1, KV, S, D) of each layer's key and value."""
         count = len(ids)
         size = graph.tokens or count
-        capacity = self._cache.geometry.capacity if graph.capacity else held
+        capacity = graph.capacity or held
         padded = np.zeros((1, size), np.int64)
         padded[0, :count] = ids
-        positions = np.minimum(held + np.arange(size), self._cache.geometry.capacity - 1)
+        # Padding has a position, too, and must stay within the table of angles.
+        positions = np.minimum(held + np.arange(size), held + count - 1)
         # The cache's rows first, then the new ones: each sees what is held and what is not later.
         mask = np.full((1, 1, size, capacity + size), _MASKED, graph.dtype)
         mask[..., :held] = 0
@@ -132,8 +142,10 @@ class PortableRunner:
         }
         for layer in range(self._cache.geometry.layers):
             for part, name in enumerate(("key", "value")):
-                past = self._cache.array(layer, part)[slot : slot + 1, :, :capacity]
-                feeds[f"past_key_values.{layer}.{name}"] = np.ascontiguousarray(past, graph.dtype)
+                array = self._cache.array(layer, part)
+                past = np.zeros((1, array.shape[1], capacity, array.shape[3]), graph.dtype)
+                past[0, :, :held] = array[slot, :, :held]
+                feeds[f"past_key_values.{layer}.{name}"] = past
         try:
             made: list[NDArray[Any]] = graph.session.run(None, feeds, self._run_options)
         except Exception as exc:  # onnxruntime raises many kinds that share no base
@@ -149,15 +161,6 @@ class PortableRunner:
             self._cache.array(layer, part)[slot, :, held : held + count] = new[0, :, :count]
 
 
-def _groups(
-    wanted: list[tuple[int, int]], graph: _Graph
-) -> list[tuple[int, list[tuple[int, int]]]]:
-    """The wanted positions a run: a graph of fixed shapes gives one, an open one all."""
-    if graph.tokens is None or len(wanted) < 2:
-        return [(0, wanted)]
-    return [(n, [one]) for n, one in enumerate(wanted)]
-
-
 def _describe(session: Any, file: Path, cache: KVCache, vocabulary_size: int) -> _Graph:
     """Shapes and type of an opened graph, checked against the cache."""
     inputs = {value.name: value for value in session.get_inputs()}
@@ -169,13 +172,13 @@ def _describe(session: Any, file: Path, cache: KVCache, vocabulary_size: int) ->
         raise ManifestError(f"{file} is not a portable graph of this model: {', '.join(odd[:4])}")
     past = inputs["past_key_values.0.key"]
     tokens, capacity = inputs["input_ids"].shape[1], past.shape[2]
-    capacity = capacity if isinstance(capacity, int) else None
     if (past.shape[1], past.shape[3]) != (g.kv_heads, g.head_size):
         raise ManifestError(f"{file}: its cache has other heads than the manifest's")
-    if capacity not in (None, g.capacity):
-        raise ManifestError(f"{file} is made for {capacity} tokens, not for {g.capacity}")
     if session.get_outputs()[0].shape[2] != vocabulary_size:
         raise ManifestError(f"{file}: its logits are not of {vocabulary_size} tokens")
     return _Graph(
-        session, tokens if isinstance(tokens, int) else None, capacity, _FLOATS[past.type]
+        session,
+        tokens if isinstance(tokens, int) else None,
+        capacity if isinstance(capacity, int) else None,
+        _FLOATS[past.type],
     )

@@ -36,6 +36,7 @@ from edge_runtime.store.progress import Notice, Progress, Report, format_bytes
 
 if TYPE_CHECKING:
     from edge_export.pipeline import ExportProgress, ExportReport
+    from edge_export.portable_graphs import PortableRequest
 
 __all__ = [
     "BundleDirectory",
@@ -107,6 +108,7 @@ def export_into_store(
     name: str | None = None,
     sha256: str | None = None,
     overwrite: bool = False,
+    portable: tuple[PortableRequest, ...] = (),
 ) -> Path:
     """Export a .gguf file or a model directory to its place in the store, unless it is there.
 
@@ -120,6 +122,7 @@ def export_into_store(
         name: the bundle's name; the source's own where it is None.
         sha256: what the source's hash must be, where that is known.
         overwrite: export again even if it is there.
+        portable: graphs beside the fused one.
 
     Raises:
         IntegrityError: the source is not what ``sha256`` says.
@@ -149,7 +152,15 @@ def export_into_store(
         if not (destination / MANIFEST_NAME).is_file() or overwrite:
             make_folder(destination.parent)
             try:
-                export_file(source, destination, recipe, report, name=name, overwrite=overwrite)
+                export_file(
+                    source,
+                    destination,
+                    recipe,
+                    report,
+                    name=name,
+                    overwrite=overwrite,
+                    portable=portable,
+                )
             except BaseException:
                 with suppress(OSError):  # another recipe is in it
                     destination.parent.rmdir()
@@ -165,6 +176,7 @@ def export_file(
     *,
     name: str | None = None,
     overwrite: bool = False,
+    portable: tuple[PortableRequest, ...] = (),
 ) -> ExportReport:
     """Run the exporter.
 
@@ -185,7 +197,7 @@ def export_file(
                 said = True
             report(Progress(step.stage, step.done_bytes, step.total_bytes))
 
-        options = ExportOptions(quant=recipe, name=name, overwrite=overwrite)
+        options = ExportOptions(quant=recipe, name=name, overwrite=overwrite, portable=portable)
         try:
             done = export_model(source, destination, options, progress)
         except OSError as exc:  # a name too long, a file where a folder should be, a failing disk

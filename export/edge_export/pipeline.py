@@ -16,6 +16,7 @@ from edge_export.architectures.registry import read_spec
 from edge_export.architectures.spec import DecoderSpec
 from edge_export.genai import genai_config, write_genai
 from edge_export.graph.decoder import build_decoder
+from edge_export.portable_graphs import PortableRequest, write_portable_graphs
 from edge_export.quantize.calibration import Calibration
 from edge_export.quantize.calibration_text import calibration_windows
 from edge_export.quantize.recipes import (
@@ -53,6 +54,8 @@ from edge_runtime.bundle import (
 
 GRAPH_NAME = "decoder.onnx"
 WEIGHTS_NAME = "decoder.weights"
+# Providers that were seen to run the fused graph with the CPU's tokens.
+FUSED_PROVIDERS = ("CPUExecutionProvider", "OpenVINOExecutionProvider")
 
 
 @dataclass(frozen=True)
@@ -69,6 +72,7 @@ class ExportOptions:
             frequencies are the unscaled ones.
         name: the model's name in the manifest; None takes the source's.
         overwrite: replace a bundle that is already there.
+        portable: graphs beside the fused one, for devices whose providers want them.
     """
 
     quant: Recipe = "auto"
@@ -76,6 +80,7 @@ class ExportOptions:
     context_length: int | None = None
     name: str | None = None
     overwrite: bool = False
+    portable: tuple[PortableRequest, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -144,6 +149,15 @@ def export_model(
                 add_bos=tokenizer.add_bos,
             )
             write_genai(directory, graph, genai_config(dimensions, tokenizer_entry, generation))
+            fused = GraphEntry(
+                file=GRAPH_NAME,
+                weights=(WEIGHTS_NAME,),
+                dialect="fused",
+                precision=options.quant,
+                providers=FUSED_PROVIDERS,
+                oldest_onnxruntime="1.23",
+            )
+            portable = write_portable_graphs(directory, fused, options.portable)
             report(ExportProgress("checking", 1, 1))
             manifest = Manifest(
                 schema_version=SCHEMA_VERSION,
@@ -153,16 +167,7 @@ def export_model(
                 license=model.license,
                 dimensions=dimensions,
                 tokenizer=tokenizer_entry,
-                graphs=(
-                    GraphEntry(
-                        file=GRAPH_NAME,
-                        weights=(WEIGHTS_NAME,),
-                        dialect="fused",
-                        precision=options.quant,
-                        providers=("CPUExecutionProvider",),
-                        oldest_onnxruntime="1.23",
-                    ),
-                ),
+                graphs=(fused, *portable),
                 quantization=Quantization(
                     options.quant,
                     group_stats(weights.stats),

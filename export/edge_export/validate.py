@@ -7,16 +7,18 @@ is no usable onnxruntime: an export needs none.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from contextlib import closing
 from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
 
-from edge_runtime.bundle import Manifest
+from edge_runtime.bundle import GraphEntry, Manifest
 from edge_runtime.engine.kv_cache import CacheGeometry, KVCache
-from edge_runtime.engine.model_runner import OrtModelRunner, StepInput
-from edge_runtime.errors import ExportError, ProviderError, RunError
+from edge_runtime.engine.model_runner import ModelRunner, OrtModelRunner, StepInput
+from edge_runtime.engine.portable_runner import PortableRunner
+from edge_runtime.errors import ExportError, ManifestError, ProviderError, RunError
 from edge_runtime.providers.ort import onnxruntime
 from edge_runtime.providers.session import SessionOptions
 from edge_runtime.providers.threads import plan_threads
@@ -68,7 +70,52 @@ def validate_bundle(directory: Path, manifest: Manifest) -> bool:
     difference = float(np.sqrt(np.mean((at_once - in_pieces) ** 2))) / spread
     if difference > _TOLERANCE:
         raise ExportError(f"the exported graph's cache is wrong: logits differ by {difference:.0%}")
+    for together in _portable(manifest.graphs):
+        _check_portable(directory, manifest, together, tokens, at_once)
     return True
+
+
+def _portable(graphs: Sequence[GraphEntry]) -> list[list[GraphEntry]]:
+    """Portable graphs that a step chooses between, together."""
+    sets: dict[tuple[str, int | None], list[GraphEntry]] = {}
+    for graph in graphs:
+        if graph.dialect == "portable":
+            sets.setdefault((graph.precision, graph.capacity), []).append(graph)
+    return list(sets.values())
+
+
+def _check_portable(
+    directory: Path,
+    manifest: Manifest,
+    graphs: Sequence[GraphEntry],
+    tokens: NDArray[np.int64],
+    wanted: NDArray[np.float32],
+) -> None:
+    """The CPU provider runs every dialect: the logits must be the fused graph's.
+
+    Raises:
+        ExportError: they are not, or a graph does not run.
+    """
+    dimensions, count = manifest.dimensions, len(tokens)
+    try:
+        with (
+            closing(KVCache(CacheGeometry.of(dimensions, slots=1, capacity=count))) as cache,
+            closing(
+                PortableRunner(
+                    [directory / graph.file for graph in graphs],
+                    cache,
+                    vocabulary_size=dimensions.vocabulary_size,
+                    options=SessionOptions(plan_threads(), optimize=True),
+                )
+            ) as runner,
+        ):
+            found = _last_logits(runner, tokens, _pieces(count))
+    except (ProviderError, RunError, ManifestError) as exc:
+        raise ExportError(f"{graphs[0].file} does not run: {exc.message}") from exc
+    spread = max(float(wanted.std()), 1e-6)
+    difference = float(np.sqrt(np.mean((wanted - found) ** 2))) / spread
+    if not difference <= _TOLERANCE:  # also where it is not a number
+        raise ExportError(f"{graphs[0].file}: its logits differ by {difference:.0%}")
 
 
 def _pieces(count: int) -> list[int]:
@@ -78,7 +125,7 @@ def _pieces(count: int) -> list[int]:
 
 
 def _last_logits(
-    runner: OrtModelRunner, tokens: NDArray[np.int64], pieces: list[int]
+    runner: ModelRunner, tokens: NDArray[np.int64], pieces: list[int]
 ) -> NDArray[np.float32]:
     held = 0
     for count in pieces:

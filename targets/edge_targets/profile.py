@@ -58,6 +58,7 @@ class TargetProfile:
         cache: type of the key-value cache.
         chunk: most prompt tokens in a step.
         slots: sequences at a time.
+        capacity: rows of the cache in a graph of fixed shapes; None where shapes are open.
         oldest_onnxruntime: that the graphs and providers need.
         memory_share: of the machine's memory, most that a model may take; None for no cap.
         most_threads: bound on the threads that fast cores and quota give; None for no bound.
@@ -79,6 +80,7 @@ class TargetProfile:
     chunk: int
     slots: int
     oldest_onnxruntime: str
+    capacity: int | None = None
     memory_share: float | None = None
     most_threads: int | None = None
     match: Match | None = None
@@ -90,12 +92,14 @@ class TargetProfile:
                 raise ValueError(
                     f"{name} is {getattr(self, name)!r}; it must be {' or '.join(choices)}"
                 )
-        for name in ("chunk", "slots", "most_threads"):
+        for name in ("chunk", "slots", "most_threads", "capacity"):
             value = getattr(self, name)
             if value is not None and value < 1:
                 raise ValueError(f"{name} is {value}; it must be 1 or more")
         if self.memory_share is not None and not 0 < self.memory_share <= 1:
             raise ValueError(f"memory_share is {self.memory_share}; it must be above 0 and up to 1")
+        if self.static_shapes != (self.capacity is not None):
+            raise ValueError("capacity must be there where static_shapes is true, and only there")
         if not self.providers:
             raise ValueError("providers is empty")
         for text in self.oldest_onnxruntime.split("."):

@@ -158,3 +158,35 @@ def test_a_run_as_a_target_takes_its_rules(
     assert run(bundle, "--target", "raspberry-pi-5", "--memory-cap", "2G") == 0
     assert run(bundle, "--target", "rasberry-pi") == 2
     assert "did you mean raspberry-pi-5?" in capsys.readouterr().err
+
+
+def test_a_target_adds_its_graphs_and_its_recipe_to_an_export(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    pytest.importorskip("onnxruntime")
+    from support.tiny_gguf import write_tiny_gguf
+
+    write_tiny_gguf(tmp_path / "tiny.gguf", kind="Q8_0")
+    export = ["export", str(tmp_path / "tiny.gguf"), "-o", str(tmp_path / "made")]
+    assert main([*export, "--target", "nope"]) == 2
+    assert not (tmp_path / "made").exists()
+    capsys.readouterr()
+    asked = ["--target", "windows-qnn", "--target", "ios-coreml", "--json"]
+    assert main([*export, *asked]) == 0
+    plain = json.loads(capsys.readouterr().out)
+    assert plain["quantization"]["recipe"] == "int8", "that of the first target"
+    made = [
+        (g["dialect"], g["precision"], g.get("tokens"), g["providers"]) for g in plain["graphs"]
+    ]
+    qnn, coreml = ["QNNExecutionProvider"], ["CoreMLExecutionProvider"]
+    assert made[1:] == [
+        ("portable", "float32", 64, qnn),
+        ("portable", "float32", 1, qnn),
+        ("portable", "float16", 64, coreml),
+        ("portable", "float16", 1, coreml),
+    ]
+    assert any(told.startswith("CoreML would take") for told in plain["graphs"][3]["usability"])
+    assert main([*export, "--force", "--target", "ios-coreml"]) == 0
+    out = capsys.readouterr().out
+    assert "decoder-portable-float16-64x1024.onnx: portable float16, CoreML" in out
+    assert "  CoreML would take" in out

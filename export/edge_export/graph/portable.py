@@ -77,6 +77,7 @@ class _Rewriter:
         self._rules: Mapping[str, Callable[[onnx.NodeProto, Mapping[str, Any]], None]] = {
             "GatherBlockQuantized": self._embedding,
             "MatMulNBits": self._linear,
+            "FusedMatMul": self._plain_linear,
             "SimplifiedLayerNormalization": self._norm,
             "SkipSimplifiedLayerNormalization": self._skip_norm,
             "GroupQueryAttention": self._attention,
@@ -145,10 +146,7 @@ class _Rewriter:
         """The name here of a value of the fused graph, or of its small weight."""
         if name == "" or name in self._names:
             return self._names.get(name, "")
-        array = self._weights.array(name)
-        if array.dtype == np.float32:
-            array = array.astype(self._dtype)
-        self._names[name] = self._op.constant(name, array)
+        self._names[name] = self._weights.plain(name)
         return self._names[name]
 
     def _same(self, node: onnx.NodeProto, _: Mapping[str, Any]) -> None:
@@ -166,6 +164,15 @@ class _Rewriter:
         if len(node.input) > 5 and node.input[5]:
             product = self._op.Add(product, self._value(node.input[5]))
         self._names[node.output[0]] = product
+
+    def _plain_linear(self, node: onnx.NodeProto, attributes: Mapping[str, Any]) -> None:
+        """Unquantized weights, (N, K)."""
+        others = {name: value for name, value in attributes.items() if value}
+        if others.pop("transB", 0) != 1 or others.pop("alpha", 1.0) != 1.0 or others:
+            raise UnsupportedModelError(f"a product with {others} has no portable form")
+        x, rows = (self._value(name) for name in node.input)
+        turned = self._op.Transpose(rows, perm=[1, 0])
+        self._names[node.output[0]] = self._op.MatMul(x, turned)
 
     def _norm(self, node: onnx.NodeProto, attributes: Mapping[str, Any]) -> None:
         x, gamma = (self._value(name) for name in node.input)

@@ -45,15 +45,26 @@ class FusedWeights:
         """The value of an initializer, mapped from its file where it is external."""
         tensor = self._tensors[name]
         if tensor.data_location != TensorProto.EXTERNAL:
-            return numpy_helper.to_array(tensor)
+            held: NDArray[Any] = numpy_helper.to_array(tensor)
+            return held
         place = {entry.key: entry.value for entry in tensor.external_data}
-        return np.memmap(
+        mapped: NDArray[Any] = np.memmap(
             self._folder / place["location"],
             dtype=helper.tensor_dtype_to_np_dtype(tensor.data_type),
             mode="r",
             offset=int(place.get("offset", 0)),
             shape=tuple(tensor.dims),
         )
+        return mapped
+
+    def plain(self, name: str) -> str:
+        """An initializer that is no blocks: floats in the graph's precision."""
+        tensor = self._tensors[name]
+        external = tensor.data_location == TensorProto.EXTERNAL
+        with self._op.root():
+            if not self._half or tensor.data_type != TensorProto.FLOAT:
+                return self.shared(name) if external else self._op.constant(name, self.array(name))
+            return self._op.weight(name, self.array(name).astype(np.float16))
 
     def shared(self, name: str) -> str:
         """An external initializer as it is."""
@@ -128,7 +139,7 @@ class FusedWeights:
         codes = blocks.block_zero_points().reshape(-1)
         if blocks.bits == 4:
             codes = np.append(codes, np.zeros(len(codes) % 2, np.uint8))
-            codes = codes[0::2] | (codes[1::2] << 4)
+            codes = (codes[0::2] | (codes[1::2] << 4)).astype(np.uint8)
         return self._op.packed_weight(f"{values}.zero_points", codes, kind, shape)
 
     def _share(self, name: str, kind: int, shape: Sequence[int]) -> str:
