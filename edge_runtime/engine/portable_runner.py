@@ -85,6 +85,9 @@ class PortableRunner:
         """As :meth:`edge_runtime.engine.model_runner.ModelRunner.terminate`."""
         self._run_options.terminate = True
 
+    def shrink(self) -> None:
+        """As :meth:`edge_runtime.engine.model_runner.ModelRunner.shrink`: nothing is held."""
+
     def close(self) -> None:
         """As :meth:`edge_runtime.engine.model_runner.ModelRunner.close`."""
         self._graphs = []
