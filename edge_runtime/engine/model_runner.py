@@ -24,7 +24,7 @@ from edge_runtime.providers.session import SessionOptions, open_session
 # Decode binds the same addresses at every step, and a prompt's full chunks do as well; more shapes
 # cover drafts of each length, and last chunks that come back.
 _KEPT_BINDINGS = 16
-_SHRINK_CPU_ARENA = ("memory.enable_memory_arena_shrinkage", "cpu:0")
+SHRINK_CPU_ARENA = ("memory.enable_memory_arena_shrinkage", "cpu:0")
 
 
 @dataclass(frozen=True)
@@ -105,7 +105,7 @@ class OrtModelRunner:
         self._vocabulary_size = vocabulary_size
         self._run_options = self._ort.RunOptions()
         self._shrinking_options = self._ort.RunOptions()
-        self._shrinking_options.add_run_config_entry(*_SHRINK_CPU_ARENA)
+        self._shrinking_options.add_run_config_entry(*SHRINK_CPU_ARENA)
         self._shrink_next = False
         self._bindings: OrderedDict[tuple[int, int, int, int], _Binding] = OrderedDict()
         # One for all bindings: with drafts and a large vocabulary it is megabytes.

@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edge_runtime.engine.kv_cache import KVCache
-from edge_runtime.engine.model_runner import RunTerminatedError, StepInput
+from edge_runtime.engine.model_runner import SHRINK_CPU_ARENA, RunTerminatedError, StepInput
 from edge_runtime.errors import ManifestError, RunError
 from edge_runtime.providers.ort import first_line, onnxruntime
 from edge_runtime.providers.session import SessionOptions, open_session
@@ -58,7 +58,10 @@ class PortableRunner:
         vocabulary_size: int,
         options: SessionOptions,
     ) -> None:
-        self._run_options = onnxruntime().RunOptions()
+        options_of = onnxruntime().RunOptions
+        self._run_options, self._shrinking_options = options_of(), options_of()
+        self._shrinking_options.add_run_config_entry(*SHRINK_CPU_ARENA)
+        self._shrink_next = False
         self._cache = cache
         self._vocabulary_size = vocabulary_size
         opened = [open_session(graph, options) for graph in graphs]
@@ -83,10 +86,11 @@ class PortableRunner:
 
     def terminate(self) -> None:
         """As :meth:`edge_runtime.engine.model_runner.ModelRunner.terminate`."""
-        self._run_options.terminate = True
+        self._set_terminate(True)
 
     def shrink(self) -> None:
-        """As :meth:`edge_runtime.engine.model_runner.ModelRunner.shrink`: nothing is held."""
+        """As :meth:`edge_runtime.engine.model_runner.ModelRunner.shrink`."""
+        self._shrink_next = True
 
     def close(self) -> None:
         """As :meth:`edge_runtime.engine.model_runner.ModelRunner.close`."""
@@ -150,13 +154,18 @@ class PortableRunner:
                 past[0, :, :held] = array[slot, :, :held]
                 feeds[f"past_key_values.{layer}.{name}"] = past
         try:
-            made: list[NDArray[Any]] = graph.session.run(None, feeds, self._run_options)
+            options = self._shrinking_options if self._shrink_next else self._run_options
+            self._shrink_next = False
+            made: list[NDArray[Any]] = graph.session.run(None, feeds, options)
         except Exception as exc:  # onnxruntime raises many kinds that share no base
             if self._run_options.terminate:
-                self._run_options.terminate = False
+                self._set_terminate(False)
                 raise RunTerminatedError("the run was stopped") from exc
             raise RunError(f"onnxruntime failed in a step: {first_line(exc)}") from exc
         return made
+
+    def _set_terminate(self, stop: bool) -> None:
+        self._run_options.terminate = self._shrinking_options.terminate = stop
 
     def _put(self, rows: list[NDArray[Any]], slot: int, held: int, count: int) -> None:
         for n, new in enumerate(rows):

@@ -95,7 +95,7 @@ def test_a_graph_that_needs_a_newer_onnxruntime_is_refused_before_it_is_opened(
 
 
 @pytest.mark.parametrize(
-    "wrong", [{"providers": ["QNNExecutionProvider"]}, {"dialect": "portable"}]
+    "wrong", [{"providers": ["QNNExecutionProvider"]}, {"dialect": "unheard-of"}]
 )
 def test_a_bundle_without_a_graph_for_this_runtime_says_what_it_has(
     bundle: Path, wrong: dict[str, Any]
