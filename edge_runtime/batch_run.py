@@ -17,6 +17,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
+from edge_runtime.api.answer_form import form_field, naming
 from edge_runtime.api.json_fields import required
 from edge_runtime.api.openai_error import SERVER_ERROR, RequestRefusedError, error_reply
 from edge_runtime.api.openai_request import (
@@ -31,6 +32,7 @@ from edge_runtime.engine.request import Completion, Delta, FinishReason, Usage
 from edge_runtime.errors import EdgeRuntimeError
 from edge_runtime.generation.candidates import candidate_params, ranked, with_logprobs
 from edge_runtime.generation.params import SamplingParams
+from edge_runtime.guidance.plan import AnswerPlan, plan_chat, plan_text
 
 if TYPE_CHECKING:
     from edge_runtime.engine.driver import EngineDriver, RequestHandle
@@ -58,7 +60,7 @@ class _Prepared:
     ``params`` are one for each answer that is generated; the ``answers`` likeliest are kept.
     """
 
-    prompt_ids: list[int]
+    plan: AnswerPlan
     params: list[SamplingParams]
     answers: int
     keep_logprobs: bool
@@ -170,7 +172,10 @@ class BatchRun:
         except Exception as exc:
             # A defect that one request brings out: the others are as good as before.
             return _internal_error_answer(line, exc)
-        handles = self._submit(prepared)
+        try:
+            handles = self._submit(prepared)
+        except EdgeRuntimeError as exc:
+            return _error_answer(line, exc)
         try:
             completions = [self._collect(handle, worker) for handle in handles]
         except EdgeRuntimeError as exc:
@@ -191,11 +196,17 @@ class BatchRun:
         return Answer(line, _output(line, _response(200, body), None), _total(completions))
 
     def _submit(self, prepared: _Prepared) -> list[RequestHandle]:
-        """One request for each answer; they share the reading of the prompt."""
+        """One request for each answer; they share the reading of the prompt.
+
+        Raises:
+            GrammarError: a grammar that was kept before cannot be compiled again.
+        """
         group = object() if len(prepared.params) > 1 else None
+        plan = prepared.plan
+        constraints = [plan.new_constraint() for _ in prepared.params]
         handles = [
-            self._driver.submit(prepared.prompt_ids, params, group=group)
-            for params in prepared.params
+            self._driver.submit(plan.prompt_ids, params, group=group, constraint=constraint)
+            for params, constraint in zip(prepared.params, constraints, strict=True)
         ]
         with self._lock:
             self._open.update(handles)
@@ -243,12 +254,19 @@ def _prepare(engine: Engine, line: BatchLine) -> _Prepared:
 def _prepare_chat(engine: Engine, body: Mapping[str, Any]) -> _Prepared:
     request = read_chat_request(body, engine.manifest.generation)
     _refuse_what_a_file_cannot_hold(request)
-    ids = engine.encode_chat(request.messages, template_arguments=request.template_arguments)
+    with naming(form_field(body)):
+        plan = plan_chat(
+            engine,
+            request.messages,
+            request.params,
+            request.form,
+            template_arguments=request.template_arguments,
+        )
 
     def reply(head: ReplyHead, answers: Sequence[Completion]) -> dict[str, Any]:
-        return chat_completion(head, answers, engine.tokenizer)
+        return chat_completion(head, answers, engine.tokenizer, plan.new_parser)
 
-    return _prepared(ids, request, reply, "chatcmpl")
+    return _prepared(plan, request, reply, "chatcmpl")
 
 
 def _prepare_completion(engine: Engine, body: Mapping[str, Any]) -> _Prepared:
@@ -256,24 +274,26 @@ def _prepare_completion(engine: Engine, body: Mapping[str, Any]) -> _Prepared:
     _refuse_what_a_file_cannot_hold(request)
     prompt = request.prompt
     ids = engine.encode_prompt(prompt) if isinstance(prompt, str) else list(prompt)
+    with naming(form_field(body)):
+        plan = plan_text(engine, ids, request.params, request.grammar)
 
     def reply(head: ReplyHead, answers: Sequence[Completion]) -> dict[str, Any]:
         return text_completion(head, answers, engine.tokenizer)
 
-    return _prepared(ids, request, reply, "cmpl")
+    return _prepared(plan, request, reply, "cmpl")
 
 
 def _prepared(
-    ids: list[int],
+    plan: AnswerPlan,
     request: ChatRequest | CompletionRequest,
     reply: Callable[[ReplyHead, Sequence[Completion]], dict[str, Any]],
     id_prefix: str,
 ) -> _Prepared:
-    params = request.params
+    params = plan.params
     if request.best_of > request.answers:
         params = with_logprobs(params)
     return _Prepared(
-        ids,
+        plan,
         candidate_params(params, request.best_of),
         request.answers,
         request.params.logprobs is not None,

@@ -14,11 +14,14 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from edge_runtime.api.answer_form import read_ollama_form
 from edge_runtime.api.json_fields import is_a, optional, required, shown, wrong_type
 from edge_runtime.api.openai_error import RequestRefusedError
+from edge_runtime.api.openai_request import check_call
 from edge_runtime.bundle import GenerationDefaults
 from edge_runtime.errors import InvalidParameterError
 from edge_runtime.generation.params import SamplingParams, sampling_params
+from edge_runtime.guidance.plan import AnswerForm
 
 FOREVER = float("inf")
 
@@ -27,7 +30,7 @@ FOREVER = float("inf")
 class OllamaChat:
     """A conversation to answer; without messages the model is only loaded, or unloaded.
 
-    ``keep_alive_s`` is how long the model stays loaded afterwards: None as the server has it,
+    ``form`` is what the answer must look like; ``keep_alive_s`` is how long the model stays loaded afterwards: None as the server has it,
     infinite for ever.
     """
 
@@ -36,6 +39,7 @@ class OllamaChat:
     template_arguments: Mapping[str, Any]
     stream: bool
     keep_alive_s: float | None
+    form: AnswerForm
 
 
 @dataclass(frozen=True)
@@ -52,6 +56,7 @@ class OllamaGenerate:
     template_arguments: Mapping[str, Any]
     stream: bool
     keep_alive_s: float | None
+    form: AnswerForm
 
 
 def read_ollama_chat(body: Mapping[str, Any], defaults: GenerationDefaults) -> OllamaChat:
@@ -66,19 +71,20 @@ def read_ollama_chat(body: Mapping[str, Any], defaults: GenerationDefaults) -> O
             honoured.
     """
     fields = _common_fields(body)
-    _refuse(fields, "tools", list, "tools are not supported")
     return OllamaChat(
         messages=_messages(fields),
         params=_params(fields, defaults),
         template_arguments=_thinking(fields),
         stream=_stream(fields),
         keep_alive_s=keep_alive_seconds(fields.get("keep_alive")),
+        form=read_ollama_form(fields),
     )
 
 
 def read_ollama_generate(body: Mapping[str, Any], defaults: GenerationDefaults) -> OllamaGenerate:
     """Read the body of ``/api/generate``. Arguments and errors as :func:`read_ollama_chat`."""
     fields = _common_fields(body)
+    _refuse(fields, "tools", list, "tools are for /api/chat")
     _refuse(fields, "suffix", str, "filling in the middle is not supported")
     _refuse(fields, "template", str, "the model's own chat template is used")
     _refuse(fields, "context", list, "send the conversation to /api/chat")
@@ -91,6 +97,7 @@ def read_ollama_generate(body: Mapping[str, Any], defaults: GenerationDefaults) 
         template_arguments=_thinking(fields),
         stream=_stream(fields),
         keep_alive_s=keep_alive_seconds(fields.get("keep_alive")),
+        form=read_ollama_form(fields),
     )
 
 
@@ -124,11 +131,6 @@ def keep_alive_seconds(value: object) -> float | None:
 def _common_fields(body: Mapping[str, Any]) -> Mapping[str, Any]:
     fields = {name: value for name, value in body.items() if value is not None}
     required(fields, "model", str)
-    form = fields.get("format")
-    if form is not None and form != "":
-        if not is_a(form, (str, dict)):
-            raise wrong_type("format", form, '"json" or a JSON schema')
-        raise _refused("format", form, "constrained output is not supported")
     _refuse(fields, "logprobs", bool, "they are given by /v1/chat/completions")
     return fields
 
@@ -229,6 +231,8 @@ def _message(message: object, where: str) -> Mapping[str, Any]:
     calls = message.get("tool_calls") or []
     if not (is_a(calls, list) and all(is_a(call, dict) for call in calls)):
         raise wrong_type(f"{where}.tool_calls", calls, "a list of objects")
+    for i, call in enumerate(calls):
+        check_call(call, f"{where}.tool_calls[{i}]")
     kept: dict[str, Any] = {"role": role, "content": content}
     if calls:
         kept["tool_calls"] = calls

@@ -7,13 +7,24 @@ its repository).
 from __future__ import annotations
 
 import datetime
-from collections.abc import Callable, Sequence
+import json
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from edge_runtime.api.json_text import json_bytes
 from edge_runtime.api.openai_error import ErrorReply
 from edge_runtime.engine.request import Completion, Delta, FinishReason, Usage
+from edge_runtime.guidance.answer_parser import AnswerParser
+from edge_runtime.guidance.answer_parts import (
+    CallArguments,
+    CallOpened,
+    Content,
+    Message,
+    Part,
+    ToolCall,
+    message_of,
+)
 
 
 @dataclass(frozen=True)
@@ -31,23 +42,36 @@ class OllamaWriter:
         model: the name that the client used.
         chat: messages, as chat has them, or plain ``response`` texts.
         times: asked at the end for what the exchange took.
+        new_parser: takes the answer apart.
     """
 
     content_type = "application/x-ndjson"
     ping = b""  # clients parse every line
 
-    def __init__(self, model: str, *, chat: bool, times: Callable[[], Times]) -> None:
+    def __init__(
+        self,
+        model: str,
+        *,
+        chat: bool,
+        times: Callable[[], Times],
+        new_parser: Callable[[], AnswerParser] = AnswerParser,
+    ) -> None:
         self._model = model
         self._chat = chat
         self._times = times
+        self._parser = new_parser()
+        self._call: list[Part] = []  # the one being read: a call goes out whole
 
     def piece(self, index: int, delta: Delta) -> bytes:
         """The lines of a delta; none where it adds nothing."""
         lines = b""
-        if delta.text:
-            lines += json_bytes(self._object(delta.text) | {"done": False}) + b"\n"
+        parts = self._parser.feed(delta.text)
+        if delta.finish_reason is not None:
+            parts += self._parser.finish()
+        for message in self._messages(parts, ended=delta.finish_reason is not None):
+            lines += json_bytes(self._said(message) | {"done": False}) + b"\n"
         if delta.finish_reason is not None and delta.usage is not None:
-            done = self._object("") | self._done(delta.finish_reason, delta.usage)
+            done = self._said(_NOTHING) | self._done(delta.finish_reason, delta.usage)
             lines += json_bytes(done) + b"\n"
         return lines
 
@@ -62,16 +86,40 @@ class OllamaWriter:
     def whole(self, answers: Sequence[Completion]) -> dict[str, Any]:
         """The one object of an answer that is not streamed."""
         answer = answers[0]
-        return self._object(answer.text) | self._done(answer.finish_reason, answer.usage)
+        parts = self._parser.feed(answer.text) + self._parser.finish()
+        return self._said(_readable(message_of(parts))) | self._done(
+            answer.finish_reason, answer.usage
+        )
 
     def without_answer(self, reason: str) -> dict[str, Any]:
         """The object for a request that only loads (``load``) or unloads (``unload``) a model."""
-        return self._object("") | {"done": True, "done_reason": reason}
+        return self._said(_NOTHING) | {"done": True, "done_reason": reason}
 
-    def _object(self, text: str) -> dict[str, Any]:
-        said = {"message": {"role": "assistant", "content": text}} if self._chat else {
-            "response": text
-        }  # fmt: skip
+    def _messages(self, parts: list[Part], *, ended: bool) -> Iterator[Message]:
+        for part in parts:
+            if isinstance(part, CallArguments):
+                self._call.append(part)
+                continue
+            yield from self._whole_call()
+            if isinstance(part, CallOpened):
+                self._call = [part]
+            else:
+                yield message_of([part])
+        if ended:
+            yield from self._whole_call()
+
+    def _whole_call(self) -> Iterator[Message]:
+        call, self._call = self._call, []
+        if call:
+            yield _readable(message_of(call))
+
+    def _said(self, message: Message) -> dict[str, Any]:
+        thinking = {"thinking": message.reasoning} if message.reasoning else {}
+        said: dict[str, Any] = {"response": message.content, **thinking}
+        if self._chat:
+            spoken = {"role": "assistant", "content": message.content, **thinking}
+            calls = [_call_object(call) for call in message.tool_calls]
+            said = {"message": spoken | ({"tool_calls": calls} if calls else {})}
         return {"model": self._model, "created_at": timestamp(), **said}
 
     def _done(self, reason: FinishReason, usage: Usage) -> dict[str, Any]:
@@ -86,6 +134,28 @@ class OllamaWriter:
             "eval_count": usage.completion_tokens,
             "eval_duration": nanoseconds(usage.decode_s),
         }
+
+
+_NOTHING = Message("", "", ())
+
+
+def _readable(message: Message) -> Message:
+    """Calls that were cut become content: here arguments are an object, and half of one is none."""
+    calls = tuple(call for call in message.tool_calls if _arguments(call) is not None)
+    cut = [call.arguments for call in message.tool_calls if call not in calls]
+    return Message(message.content + "".join(cut), message.reasoning, calls)
+
+
+def _call_object(call: ToolCall) -> dict[str, Any]:
+    return {"function": {"name": call.name, "arguments": _arguments(call)}}
+
+
+def _arguments(call: ToolCall) -> dict[str, Any] | None:
+    try:
+        arguments = json.loads(call.arguments)
+    except ValueError:
+        return None
+    return arguments if isinstance(arguments, dict) else None
 
 
 def nanoseconds(seconds: float) -> int:

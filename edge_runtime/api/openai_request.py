@@ -15,11 +15,18 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from edge_runtime.api.answer_form import (
+    read_answer_form,
+    read_grammar,
+    read_reasoning_switch,
+)
 from edge_runtime.api.json_fields import Kind, is_a, optional, required, shown, wrong_type
 from edge_runtime.api.openai_error import RequestRefusedError
 from edge_runtime.bundle import GenerationDefaults
 from edge_runtime.errors import InvalidParameterError
 from edge_runtime.generation.params import SamplingParams, sampling_params
+from edge_runtime.guidance.grammar import Grammar
+from edge_runtime.guidance.plan import ANY_FORM, AnswerForm
 
 # OpenAI's own default for plain completions; chat has none there and ends by itself.
 DEFAULT_COMPLETION_TOKENS = 16
@@ -33,6 +40,7 @@ class ChatRequest:
 
     ``messages`` are as they came, checked: a role each, and content that is a string, None, or a
     list of text parts. ``template_arguments`` are further variables for the chat template.
+    ``form`` is what the answer must look like.
     ``answers`` is how many are wanted, and ``best_of`` of how many generated ones they are to be the
     likeliest; with ``include_usage`` a stream ends with the token counts.
     """
@@ -44,11 +52,15 @@ class ChatRequest:
     include_usage: bool = False
     answers: int = 1
     best_of: int = 1
+    form: AnswerForm = ANY_FORM
 
 
 @dataclass(frozen=True)
 class CompletionRequest:
-    """A text to continue: as it is, or as token ids. The rest as in :class:`ChatRequest`."""
+    """A text to continue: as it is, or as token ids; ``grammar`` is what the rest must match.
+
+    The rest as in :class:`ChatRequest`.
+    """
 
     prompt: str | tuple[int, ...]
     params: SamplingParams
@@ -56,6 +68,7 @@ class CompletionRequest:
     include_usage: bool = False
     answers: int = 1
     best_of: int = 1
+    grammar: Grammar | None = None
 
 
 def read_chat_request(body: object, defaults: GenerationDefaults) -> ChatRequest:
@@ -70,10 +83,9 @@ def read_chat_request(body: object, defaults: GenerationDefaults) -> ChatRequest
             honoured.
     """
     fields = _common_fields(body)
-    arguments = dict(optional(fields, "chat_template_kwargs", dict) or {})
-    effort = optional(fields, "reasoning_effort", str)
-    if effort is not None:
-        arguments.setdefault("reasoning_effort", effort)  # templates of reasoning models read it
+    # Templates of reasoning models read these; what is said to the template itself goes first.
+    arguments = read_reasoning_switch(fields)
+    arguments |= optional(fields, "chat_template_kwargs", dict) or {}
     said = _sampling(fields) | {"logprobs": _chat_logprobs(fields)}
     return ChatRequest(
         messages=read_messages(fields),
@@ -83,12 +95,20 @@ def read_chat_request(body: object, defaults: GenerationDefaults) -> ChatRequest
         include_usage=_include_usage(fields),
         answers=_answers(fields),
         best_of=_best_of(fields),
+        form=read_answer_form(fields),
     )
 
 
 def read_completion_request(body: object, defaults: GenerationDefaults) -> CompletionRequest:
     """Read the body of a plain completion. Arguments and errors as :func:`read_chat_request`."""
     fields = _common_fields(body)
+    for name in ("tools", "tool_choice"):
+        if fields.get(name) not in (None, [], "none", "auto"):
+            raise RequestRefusedError(
+                f"{name} is {shown(fields[name])}: tools are for chat",
+                param=name,
+                code="unsupported_value",
+            )
     logprobs = _checked(fields, "logprobs", "logprobs", fields.get("logprobs"))
     said = {"max_tokens": DEFAULT_COMPLETION_TOKENS} | _sampling(fields) | {"logprobs": logprobs}
     return CompletionRequest(
@@ -98,6 +118,7 @@ def read_completion_request(body: object, defaults: GenerationDefaults) -> Compl
         include_usage=_include_usage(fields),
         answers=_answers(fields),
         best_of=_best_of(fields),
+        grammar=read_grammar(fields),
     )
 
 
@@ -117,17 +138,11 @@ def _is_empty(value: Any) -> bool:
     return not value
 
 
-_NO_TOOLS = "tools are not supported"
+_OLD_TOOLS = "this older form is not supported: use tools and tool_choice"
 _UNSUPPORTED = {
-    "tools": _Unsupported(list, _is_empty, _NO_TOOLS),
-    "functions": _Unsupported(list, _is_empty, _NO_TOOLS),
-    "tool_choice": _Unsupported((str, dict), lambda v: v in ("none", "auto"), _NO_TOOLS),
-    "function_call": _Unsupported((str, dict), lambda v: v in ("none", "auto"), _NO_TOOLS),
-    "response_format": _Unsupported(
-        dict, lambda v: v.get("type") == "text", 'only {"type": "text"} is supported'
-    ),
-    "json_schema": _Unsupported(dict, _is_empty, "constrained output is not supported"),
-    "grammar": _Unsupported(str, _is_empty, "constrained output is not supported"),
+    "functions": _Unsupported(list, _is_empty, _OLD_TOOLS),
+    "function_call": _Unsupported((str, dict), lambda v: v in ("none", "auto"), _OLD_TOOLS),
+    "structured_outputs": _Unsupported(dict, _is_empty, "use response_format, regex or grammar"),
     "modalities": _Unsupported(list, lambda v: v in ([], ["text"]), "only text is supported"),
     "audio": _Unsupported(dict, _is_empty, "only text is supported"),
     "web_search_options": _Unsupported(dict, lambda v: False, "nothing is fetched"),
@@ -302,12 +317,27 @@ def _check_message(message: object, where: str) -> None:
     calls = message.get("tool_calls")
     if calls is not None and not (is_a(calls, list) and all(is_a(call, dict) for call in calls)):
         raise wrong_type(f"{where}.tool_calls", calls, "a list of objects")
+    for i, call in enumerate(calls or ()):
+        check_call(call, f"{where}.tool_calls[{i}]")
     content = message.get("content")
     if content is None and role == "assistant":
         return  # one that only called tools
     content = required(message, "content", (str, list), within=where)
     for i, part in enumerate(content if isinstance(content, list) else ()):
         _check_part(part, f"{where}.content[{i}]")
+
+
+def check_call(call: Mapping[str, Any], where: str) -> None:
+    """Check a call in the history: whom it called, and with what.
+
+    Raises:
+        RequestRefusedError: it is none.
+    """
+    function = required(call, "function", dict, within=where)
+    required(function, "name", str, within=f"{where}.function")
+    arguments = function.get("arguments")
+    if arguments is not None and not is_a(arguments, (str, dict)):
+        raise wrong_type(f"{where}.function.arguments", arguments, "an object or its JSON text")
 
 
 def _check_part(part: object, where: str) -> None:

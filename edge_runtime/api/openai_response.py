@@ -6,7 +6,7 @@ Knows the wire form and the tokenizer; knows no HTTP, no file and no engine.
 from __future__ import annotations
 
 import codecs
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,6 +17,8 @@ from edge_runtime.engine.request import (
     TokenLogprob,
     Usage,
 )
+from edge_runtime.guidance.answer_parser import AnswerParser
+from edge_runtime.guidance.answer_parts import message_of
 from edge_runtime.text.tokenizer import Tokenizer
 
 # JSON has no infinity; this is what OpenAI writes for a token without any probability.
@@ -33,19 +35,53 @@ class ReplyHead:
 
 
 def chat_completion(
-    head: ReplyHead, answers: Sequence[Completion], tokenizer: Tokenizer
+    head: ReplyHead,
+    answers: Sequence[Completion],
+    tokenizer: Tokenizer,
+    new_parser: Callable[[], AnswerParser] = AnswerParser,
 ) -> dict[str, Any]:
-    """The ``chat.completion`` object of one answer or more to the same prompt."""
+    """The ``chat.completion`` object of one answer or more to the same prompt.
+
+    Args:
+        head: what it says of itself.
+        answers: whole.
+        tokenizer: names the tokens of logprobs.
+        new_parser: takes one answer apart.
+    """
+    messages = [_message(answer.text, new_parser()) for answer in answers]
     choices = [
         {
             "index": index,
-            "message": {"role": "assistant", "content": answer.text, "refusal": None},
+            "message": message,
             "logprobs": chat_logprobs(answer.logprobs, answer.finish_reason, tokenizer),
-            "finish_reason": answer.finish_reason.value,
+            "finish_reason": chat_finish_reason(answer.finish_reason, "tool_calls" in message),
         }
-        for index, answer in enumerate(answers)
+        for index, (answer, message) in enumerate(zip(answers, messages, strict=True))
     ]
     return _reply(head, "chat.completion", choices, [answer.usage for answer in answers])
+
+
+def chat_finish_reason(reason: FinishReason, has_calls: bool) -> str:
+    """Why an answer ended, as chat says it: with calls it waits for their results."""
+    return "tool_calls" if has_calls and reason is FinishReason.STOP else reason.value
+
+
+def _message(text: str, parser: AnswerParser) -> dict[str, Any]:
+    whole = message_of([*parser.feed(text), *parser.finish()])
+    message: dict[str, Any] = {"role": "assistant", "content": whole.content, "refusal": None}
+    if whole.reasoning:
+        message["reasoning_content"] = whole.reasoning
+    if whole.tool_calls:
+        message["content"] = whole.content or None
+        message["tool_calls"] = [
+            {
+                "id": call.id,
+                "type": "function",
+                "function": {"name": call.name, "arguments": call.arguments},
+            }
+            for call in whole.tool_calls
+        ]
+    return message
 
 
 def text_completion(

@@ -7,7 +7,7 @@ engine.
 from __future__ import annotations
 
 import codecs
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from edge_runtime.api.json_text import json_bytes
@@ -15,6 +15,7 @@ from edge_runtime.api.openai_error import ErrorReply
 from edge_runtime.api.openai_response import (
     ReplyHead,
     chat_completion,
+    chat_finish_reason,
     chat_logprobs,
     text_completion,
     text_logprobs,
@@ -22,6 +23,8 @@ from edge_runtime.api.openai_response import (
     usage_object,
 )
 from edge_runtime.engine.request import Completion, Delta, Usage
+from edge_runtime.guidance.answer_parser import AnswerParser
+from edge_runtime.guidance.answer_parts import CallArguments, CallOpened, Part, Reasoning
 from edge_runtime.text.tokenizer import Tokenizer
 
 
@@ -32,31 +35,49 @@ class ChatWriter:
         head: what every chunk says of itself.
         tokenizer: names the tokens of logprobs.
         include_usage: end with a chunk of the token counts.
+        new_parser: takes one answer apart.
     """
 
     content_type = "text/event-stream"
     ping = b": ping\n\n"
     _kind = "chat.completion.chunk"
 
-    def __init__(self, head: ReplyHead, tokenizer: Tokenizer, *, include_usage: bool) -> None:
+    def __init__(
+        self,
+        head: ReplyHead,
+        tokenizer: Tokenizer,
+        *,
+        include_usage: bool,
+        new_parser: Callable[[], AnswerParser] = AnswerParser,
+    ) -> None:
         self._head = head
         self._tokenizer = tokenizer
         self._include_usage = include_usage
-        self._opened: set[int] = set()
+        self._new_parser = new_parser
+        self._parsers: dict[int, AnswerParser] = {}
         self._usages: dict[int, Usage] = {}
 
     def piece(self, index: int, delta: Delta) -> bytes:
         """The events of a delta of answer ``index``; none where it adds nothing."""
         events = b""
-        if index not in self._opened:
-            self._opened.add(index)
+        if index not in self._parsers:
+            self._parsers[index] = self._new_parser()
             events += self._event([_choice(index, delta=self._opening())])
         logprobs = self._logprobs(index, delta)
-        if delta.text or logprobs is not None:
-            events += self._event([_choice(index, delta=self._said(delta.text), logprobs=logprobs)])
+        parser = self._parsers[index]
+        parts = parser.feed(delta.text)
+        if delta.finish_reason is not None:
+            parts += parser.finish()
+        said = [_said(part) for part in parts]
+        if logprobs is not None and not said:
+            said = [{"content": ""}]
+        for one in said:
+            events += self._event([_choice(index, delta=one, logprobs=logprobs)])
+            logprobs = None  # all of a delta's go with its first part
         if delta.finish_reason is not None and delta.usage is not None:
             self._usages[index] = delta.usage
-            choice = _choice(index, delta={}, finish_reason=self._reason(index, delta))
+            reason = chat_finish_reason(delta.finish_reason, parser.has_calls)
+            choice = _choice(index, delta={}, finish_reason=reason)
             events += self._event([choice], timings=timings_object(delta.usage))
         return events
 
@@ -74,18 +95,11 @@ class ChatWriter:
 
     def whole(self, answers: Sequence[Completion]) -> dict[str, Any]:
         """The one object of an answer that is not streamed."""
-        body = chat_completion(self._head, answers, self._tokenizer)
+        body = chat_completion(self._head, answers, self._tokenizer, self._new_parser)
         return body | {"timings": timings_object(answers[0].usage)}
 
     def _opening(self) -> dict[str, Any]:
         return {"role": "assistant", "content": ""}
-
-    def _said(self, text: str) -> dict[str, Any]:
-        return {"content": text}
-
-    def _reason(self, index: int, delta: Delta) -> str:
-        assert delta.finish_reason is not None
-        return delta.finish_reason.value
 
     def _logprobs(self, index: int, delta: Delta) -> dict[str, Any] | None:
         found = chat_logprobs(delta.logprobs, delta.finish_reason, self._tokenizer)
@@ -168,6 +182,19 @@ class _Characters:
 
     def add(self, piece: bytes) -> None:
         self.count += len(self._decoder.decode(piece))
+
+
+def _said(part: Part) -> dict[str, Any]:
+    """A part as a choice's ``delta``."""
+    if isinstance(part, Reasoning):
+        return {"reasoning_content": part.text}
+    if isinstance(part, CallOpened):
+        function = {"name": part.name, "arguments": ""}
+        call = {"index": part.index, "id": part.id, "type": "function", "function": function}
+        return {"tool_calls": [call]}
+    if isinstance(part, CallArguments):
+        return {"tool_calls": [{"index": part.index, "function": {"arguments": part.text}}]}
+    return {"content": part.text}
 
 
 def _choice(

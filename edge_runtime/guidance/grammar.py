@@ -45,6 +45,15 @@ class JsonSchema:
         """
         return cls(json.dumps(checked_schema(schema), ensure_ascii=False))
 
+    @classmethod
+    def of_text(cls, text: str) -> JsonSchema:
+        """As :meth:`of`, of the schema's JSON text."""
+        try:
+            schema = json.loads(text)
+        except (ValueError, RecursionError) as exc:
+            raise GrammarError(f"the schema is no JSON: {first_line(exc)}") from exc
+        return cls.of(schema)
+
 
 @dataclass(frozen=True)
 class Regex:

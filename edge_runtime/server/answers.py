@@ -7,13 +7,14 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from types import TracebackType
 
 from edge_runtime.engine.driver import EngineDriver, RequestHandle
 from edge_runtime.engine.request import ChosenLogprob, Completion, Delta
 from edge_runtime.generation.params import SamplingParams
+from edge_runtime.guidance.constraint import TokenConstraint
 
 Piece = tuple[int, Delta]
 
@@ -25,13 +26,19 @@ class Answers:
         driver: runs the engine.
         prompt_ids: the prompt.
         params: one for each answer.
+        new_constraint: what an answer must match, for each anew.
 
     Raises:
         RunError: the driver is closed.
+        GrammarError: a grammar that was kept before cannot be compiled again.
     """
 
     def __init__(
-        self, driver: EngineDriver, prompt_ids: Sequence[int], params: Sequence[SamplingParams]
+        self,
+        driver: EngineDriver,
+        prompt_ids: Sequence[int],
+        params: Sequence[SamplingParams],
+        new_constraint: Callable[[], TokenConstraint | None] = lambda: None,
     ) -> None:
         self._loop = asyncio.get_running_loop()
         self._come: deque[tuple[int, Delta | Exception]] = deque()
@@ -40,6 +47,8 @@ class Answers:
         self._unfinished = len(params)
         self._handles: list[RequestHandle] = []
         group = object()
+        # All before the first is submitted: one that cannot be made again leaves nothing behind.
+        constraints = [new_constraint() for _ in params]
         for index, each in enumerate(params):
             self._handles.append(
                 driver.submit(
@@ -47,6 +56,7 @@ class Answers:
                     each,
                     group=group if len(params) > 1 else None,
                     listener=lambda item, index=index: self._put(index, item),  # type: ignore[misc]
+                    constraint=constraints[index],
                 )
             )
 

@@ -26,6 +26,7 @@ from edge_runtime.engine.request import Completion, Delta, FinishReason
 from edge_runtime.errors import EdgeRuntimeError
 from edge_runtime.generation.candidates import candidate_params, ranked, with_logprobs
 from edge_runtime.generation.params import SamplingParams
+from edge_runtime.guidance.constraint import TokenConstraint
 from edge_runtime.server.answers import Answers, Collected
 from edge_runtime.server.body import read_object
 from edge_runtime.server.context import Dialect, ServerContext
@@ -73,6 +74,7 @@ class Prepared:
         params: how to sample.
         answers: how many are wanted; each has a seed of its own.
         best_of: how many are generated where that is more, to return the likeliest.
+        new_constraint: what an answer must match, for each anew; None where it may be anything.
         stream: send pieces as they come.
         writer: writes them.
     """
@@ -83,6 +85,7 @@ class Prepared:
     stream: bool
     answers: int = 1
     best_of: int = 1
+    new_constraint: Callable[[], TokenConstraint | None] = lambda: None
 
     @property
     def generated(self) -> int:
@@ -223,7 +226,9 @@ class Exchange(Response):
         self._writer = prepared.writer
         model.answers += prepared.generated
         try:
-            async with Answers(model.driver, prepared.prompt_ids, _params(prepared)) as answers:
+            async with Answers(
+                model.driver, prepared.prompt_ids, _params(prepared), prepared.new_constraint
+            ) as answers:
                 with self._context.running(answers):
                     deliver = self._stream if prepared.stream else self._whole
                     await deliver(answers, prepared, send)

@@ -14,6 +14,7 @@ from fastapi import APIRouter, Request
 from fastapi.responses import Response
 
 from edge_runtime._version import __version__
+from edge_runtime.api.answer_form import form_field, naming
 from edge_runtime.api.json_fields import required
 from edge_runtime.api.ollama_request import (
     OllamaChat,
@@ -22,6 +23,8 @@ from edge_runtime.api.ollama_request import (
     read_ollama_generate,
 )
 from edge_runtime.api.ollama_response import OllamaWriter, Times
+from edge_runtime.guidance.answer_parser import AnswerParser
+from edge_runtime.guidance.plan import AnswerPlan, plan_chat, plan_text
 from edge_runtime.server.body import read_object
 from edge_runtime.server.context import ServerContext, ollama_dialect
 from edge_runtime.server.documents import operation
@@ -113,12 +116,18 @@ def prepare_ollama_chat(
     """
     engine = model.engine
     request = read_ollama_chat(body, engine.manifest.generation)
-    writer = OllamaWriter(body["model"], chat=True, times=_times(model, came_s))
     _keep_alive(model, request)
     if not request.messages:
-        return _only_loads(writer, request)
-    ids = engine.encode_chat(request.messages, template_arguments=request.template_arguments)
-    return Prepared(ids, request.params, writer, request.stream)
+        return _only_loads(_writer(body, model, came_s, chat=True), request)
+    with naming(form_field(body)):
+        plan = plan_chat(
+            engine,
+            request.messages,
+            request.params,
+            request.form,
+            template_arguments=request.template_arguments,
+        )
+    return _prepared(plan, _writer(body, model, came_s, chat=True, plan=plan), request)
 
 
 def prepare_ollama_generate(
@@ -131,19 +140,46 @@ def prepare_ollama_generate(
     """
     engine = model.engine
     request = read_ollama_generate(body, engine.manifest.generation)
-    writer = OllamaWriter(body["model"], chat=False, times=_times(model, came_s))
     _keep_alive(model, request)
     if not request.prompt:
-        return _only_loads(writer, request)
+        return _only_loads(_writer(body, model, came_s, chat=False), request)
+    with naming(form_field(body)):
+        plan = _generation_plan(model, request)
+    return _prepared(plan, _writer(body, model, came_s, chat=False, plan=plan), request)
+
+
+def _generation_plan(model: LoadedModel, request: OllamaGenerate) -> AnswerPlan:
+    engine = model.engine
     if request.raw or engine.chat_template is None:
         text = request.prompt if request.raw else "\n\n".join(_texts(request))
         ids = engine.encode_prompt(text)
-    else:
-        messages = [{"role": "user", "content": request.prompt}]
-        if request.system is not None:
-            messages.insert(0, {"role": "system", "content": request.system})
-        ids = engine.encode_chat(messages, template_arguments=request.template_arguments)
-    return Prepared(ids, request.params, writer, request.stream)
+        return plan_text(engine, ids, request.params, request.form.grammar)
+    messages = [{"role": "user", "content": request.prompt}]
+    if request.system is not None:
+        messages.insert(0, {"role": "system", "content": request.system})
+    arguments = request.template_arguments
+    return plan_chat(engine, messages, request.params, request.form, template_arguments=arguments)
+
+
+def _prepared(
+    plan: AnswerPlan, writer: OllamaWriter, request: OllamaChat | OllamaGenerate
+) -> Prepared:
+    return Prepared(
+        plan.prompt_ids, plan.params, writer, request.stream, new_constraint=plan.new_constraint
+    )
+
+
+def _writer(
+    body: dict[str, Any],
+    model: LoadedModel,
+    came_s: float,
+    *,
+    chat: bool,
+    plan: AnswerPlan | None = None,
+) -> OllamaWriter:
+    new_parser = AnswerParser if plan is None else plan.new_parser
+    times = _times(model, came_s)
+    return OllamaWriter(body["model"], chat=chat, times=times, new_parser=new_parser)
 
 
 def _texts(request: OllamaGenerate) -> list[str]:

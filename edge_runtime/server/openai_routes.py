@@ -13,10 +13,12 @@ from typing import Any
 from fastapi import APIRouter, Request
 from fastapi.responses import Response
 
+from edge_runtime.api.answer_form import form_field, naming
 from edge_runtime.api.json_fields import required
 from edge_runtime.api.openai_request import read_chat_request, read_completion_request
 from edge_runtime.api.openai_response import ReplyHead
 from edge_runtime.api.openai_stream import ChatWriter, CompletionWriter
+from edge_runtime.guidance.plan import plan_chat, plan_text
 from edge_runtime.server.body import read_object
 from edge_runtime.server.context import ServerContext, openai_dialect
 from edge_runtime.server.documents import operation
@@ -79,11 +81,29 @@ def prepare_chat(body: dict[str, Any], model: LoadedModel, came_s: float) -> Pre
     """
     engine = model.engine
     request = read_chat_request(body, engine.manifest.generation)
-    ids = engine.encode_chat(request.messages, template_arguments=request.template_arguments)
+    with naming(form_field(body)):
+        plan = plan_chat(
+            engine,
+            request.messages,
+            request.params,
+            request.form,
+            template_arguments=request.template_arguments,
+        )
     writer = ChatWriter(
-        _head("chatcmpl", model), engine.tokenizer, include_usage=request.include_usage
+        _head("chatcmpl", model),
+        engine.tokenizer,
+        include_usage=request.include_usage,
+        new_parser=plan.new_parser,
     )
-    return Prepared(ids, request.params, writer, request.stream, request.answers, request.best_of)
+    return Prepared(
+        plan.prompt_ids,
+        plan.params,
+        writer,
+        request.stream,
+        request.answers,
+        request.best_of,
+        plan.new_constraint,
+    )
 
 
 def prepare_completion(body: dict[str, Any], model: LoadedModel, came_s: float) -> Prepared:
@@ -95,7 +115,17 @@ def prepare_completion(body: dict[str, Any], model: LoadedModel, came_s: float) 
     writer = CompletionWriter(
         _head("cmpl", model), engine.tokenizer, include_usage=request.include_usage
     )
-    return Prepared(ids, request.params, writer, request.stream, request.answers, request.best_of)
+    with naming(form_field(body)):
+        plan = plan_text(engine, ids, request.params, request.grammar)
+    return Prepared(
+        plan.prompt_ids,
+        plan.params,
+        writer,
+        request.stream,
+        request.answers,
+        request.best_of,
+        plan.new_constraint,
+    )
 
 
 def _head(prefix: str, model: LoadedModel) -> ReplyHead:
