@@ -186,14 +186,9 @@ def test_the_best_of_fewer_or_of_what_is_streamed_is_refused(fields):
 @pytest.mark.parametrize(
     "fields",
     [
-        {"tools": [{"type": "function"}]},
         {"functions": [{"name": "f"}]},
-        {"tool_choice": "required"},
-        {"tool_choice": {"type": "function"}},
-        {"response_format": {"type": "json_object"}},
-        {"response_format": {}},
-        {"json_schema": {"type": "object"}},
-        {"grammar": "root ::= x"},
+        {"function_call": {"name": "f"}},
+        {"structured_outputs": {"regex": "a"}},
         {"modalities": ["text", "audio"]},
         {"echo": True},
         {"suffix": "end"},
@@ -224,7 +219,7 @@ def test_what_asks_for_nothing_and_what_is_unknown_changes_nothing(fields):
     assert chat(**fields) == chat()
 
 
-@pytest.mark.parametrize("fields", [{"n": "2"}, {"n": True}, {"tools": {}}, {"echo": "no"}])
+@pytest.mark.parametrize("fields", [{"n": "2"}, {"n": True}, {"echo": "no"}])
 def test_a_wrong_type_there_is_named_as_such(fields):
     error = refusal(**fields)
     assert error.code == "invalid_type" and error.param in fields

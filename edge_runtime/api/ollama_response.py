@@ -19,7 +19,6 @@ from edge_runtime.guidance.answer_parser import AnswerParser
 from edge_runtime.guidance.answer_parts import (
     CallArguments,
     CallOpened,
-    Content,
     Message,
     Part,
     ToolCall,

@@ -6,6 +6,7 @@ import llguidance; whether a text compiles, :mod:`edge_runtime.guidance.llguidan
 
 from __future__ import annotations
 
+import importlib.util
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -180,6 +181,11 @@ def _lark(text: str) -> str:
         return str(gbnf_to_lark(text))
     except Exception as exc:  # it raises its own kind, and Python's where it is led astray
         raise GrammarError(f"the grammar is no GBNF that can be read: {first_line(exc)}") from exc
+
+
+def is_installed() -> bool:
+    """Whether grammars can be compiled here."""
+    return importlib.util.find_spec("llguidance") is not None
 
 
 def not_installed() -> GrammarError:

@@ -81,6 +81,7 @@ _OLLAMA_COMMON: dict[str, Schema] = {
     "options": _optional(_OBJECT),
     "keep_alive": {"anyOf": [_NUMBER, _STRING, _NULL]},
     "think": {"anyOf": [_BOOLEAN, _STRING, _NULL]},
+    "format": {"anyOf": [{"enum": ["", "json"]}, _OBJECT, _NULL]},
 }
 _USAGE = _object(
     prompt_tokens=_INTEGER,
@@ -99,6 +100,36 @@ _COMPLETION = _object(
     usage=_USAGE,
     timings=_OBJECT,
 )
+_TOOL = _object(
+    ("type", "function"),
+    type={"const": "function"},
+    function=_object(
+        ("name",),
+        name={"type": "string", "pattern": "^[a-zA-Z0-9_.-]{1,64}$"},
+        description=_optional(_STRING),
+        parameters=_optional(_OBJECT),
+    ),
+)
+_FORM: dict[str, Schema] = {
+    "response_format": _optional(
+        _object(
+            ("type",),
+            type={"enum": ["text", "json_object", "json_schema"]},
+            json_schema=_optional(_object(schema=_OBJECT)),
+        )
+    ),
+    "grammar": _optional(
+        {"type": "string", "description": "Lark as llguidance reads it, or GBNF."}
+    ),
+    "regex": _optional({"type": "string", "description": "What the whole answer matches."}),
+}
+_TOOLS: dict[str, Schema] = {
+    "tools": _optional(_list(_TOOL, maxItems=128)),
+    "tool_choice": {"anyOf": [{"enum": ["none", "auto", "required"]}, _OBJECT, _NULL]},
+    "parallel_tool_calls": _optional(_BOOLEAN),
+    "reasoning_effort": _optional(_STRING),
+    "reasoning_budget": _optional({"type": "integer", "minimum": -1}),
+}
 _MODEL_OBJECT = _object(
     ("id", "object", "created", "owned_by"),
     id=_STRING,
@@ -173,7 +204,8 @@ _OPERATIONS: dict[str, tuple[str, Schema | None, dict[int | str, dict[str, Any]]
             logprobs=_optional(_BOOLEAN),
             top_logprobs=_optional({"type": "integer", "minimum": 0, "maximum": 20}),
             chat_template_kwargs=_optional(_OBJECT),
-            reasoning_effort=_optional(_STRING),
+            **_FORM,
+            **_TOOLS,
             **_SAMPLING,
             **_DELIVERY,
         ),
@@ -185,6 +217,7 @@ _OPERATIONS: dict[str, tuple[str, Schema | None, dict[int | str, dict[str, Any]]
             ("prompt",),
             prompt={"anyOf": [_STRING, _list({"type": "integer", "minimum": 0}, minItems=1)]},
             logprobs=_optional({"type": "integer", "minimum": 0, "maximum": 20}),
+            **_FORM,
             **_SAMPLING,
             **_DELIVERY,
         ),
@@ -199,7 +232,12 @@ _OPERATIONS: dict[str, tuple[str, Schema | None, dict[int | str, dict[str, Any]]
     "model": ("OpenAI", None, _answers(_MODEL_OBJECT, (404,))),
     "ollama_chat": (
         "Ollama",
-        _object(("model",), messages=_optional(_list(_OLLAMA_MESSAGE)), **_OLLAMA_COMMON),
+        _object(
+            ("model",),
+            messages=_optional(_list(_OLLAMA_MESSAGE)),
+            tools=_optional(_list(_TOOL, maxItems=128)),
+            **_OLLAMA_COMMON,
+        ),
         _answers(_OBJECT, _GENERATES, _OLLAMA_ERROR, also=_LINES),
     ),
     "ollama_generate": (

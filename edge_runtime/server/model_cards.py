@@ -14,8 +14,11 @@ from typing import Any
 
 from edge_runtime.api.ollama_response import timestamp
 from edge_runtime.bundle import Manifest
+from edge_runtime.guidance.grammar import is_installed
+from edge_runtime.guidance.reasoning import reasoning_tags
 from edge_runtime.server.context import ServerContext
 from edge_runtime.server.models import LoadedModel, ServedModel
+from edge_runtime.text.chat_template import ChatTemplate
 
 
 def ollama_card(context: ServerContext, served: ServedModel) -> dict[str, Any]:
@@ -47,6 +50,16 @@ def ollama_running(context: ServerContext, loaded: LoadedModel) -> dict[str, Any
     }
 
 
+def _capabilities(template: ChatTemplate | None) -> list[str]:
+    """What clients look at before they send tools: any chat can have them, with the extra."""
+    capabilities = ["completion"]
+    if template is not None and is_installed():
+        capabilities.append("tools")
+    if template is not None and reasoning_tags(template.source) is not None:
+        capabilities.append("thinking")
+    return capabilities
+
+
 def ollama_details(context: ServerContext, served: ServedModel) -> dict[str, Any]:
     """The answer of ``/api/show``."""
     manifest = context.pool.manifest_of(served)
@@ -74,7 +87,7 @@ def ollama_details(context: ServerContext, served: ServedModel) -> dict[str, Any
         "template": "" if template is None else template.source,
         "details": _details(manifest),
         "model_info": info,
-        "capabilities": ["completion"],
+        "capabilities": _capabilities(template),
         "modified_at": timestamp(context.started_at_s),
     }
 

@@ -94,7 +94,7 @@ def test_the_probe_and_the_lists(shared: Running) -> None:
     (loaded,) = shared.client.get("/api/ps").json()["models"]
     assert loaded["name"] == tag["name"] and loaded["context_length"] == 200
     shown = shared.post("/api/show", {"model": "shouter"}).json()
-    assert shown["capabilities"] == ["completion"] and "content" in shown["template"]
+    assert "completion" in shown["capabilities"] and "content" in shown["template"]
     assert shared.client.get("/api/version").json()["version"]
 
 
