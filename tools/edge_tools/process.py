@@ -76,8 +76,8 @@ def peak_memory(command: Sequence[str], stdin_text: str) -> tuple[PeakMemory, st
             subprocess.Popen(command, stdin=given, stdout=out, stderr=err) as child,
         ):
             while child.poll() is None:
-                rss_kb = _larger(rss_kb, _status_kb(child.pid, "VmHWM"))
-                anonymous_kb = _larger(anonymous_kb, _status_kb(child.pid, "RssAnon"))
+                rss_kb = _larger(rss_kb, status_kb(child.pid, "VmHWM"))
+                anonymous_kb = _larger(anonymous_kb, status_kb(child.pid, "RssAnon"))
                 time.sleep(_SAMPLE_EVERY_S)
             err.seek(0)
             _check(command, err.read(), child.returncode)
@@ -95,8 +95,8 @@ def peak_of(pid: int) -> Iterator[Callable[[], PeakMemory]]:
     def watch() -> None:
         nonlocal rss_kb, anonymous_kb
         while True:
-            rss_kb = _larger(rss_kb, _status_kb(pid, "VmHWM"))
-            anonymous_kb = _larger(anonymous_kb, _status_kb(pid, "RssAnon"))
+            rss_kb = _larger(rss_kb, status_kb(pid, "VmHWM"))
+            anonymous_kb = _larger(anonymous_kb, status_kb(pid, "RssAnon"))
             if done.wait(_SAMPLE_EVERY_S):
                 return
 
@@ -115,7 +115,8 @@ def _check(command: Sequence[str], err: bytes, status: int) -> None:
         raise CommandError(f"{' '.join(command)}: exit code {status}: {last[0]}")
 
 
-def _status_kb(pid: int, key: str) -> int | None:
+def status_kb(pid: int, key: str) -> int | None:
+    """A figure of /proc/PID/status in kB, such as VmRSS; None where there is none (any more)."""
     try:
         lines = Path(f"/proc/{pid}/status").read_text(encoding="ascii", errors="replace")
     except OSError:
