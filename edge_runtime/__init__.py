@@ -18,10 +18,14 @@ if TYPE_CHECKING:
     from edge_runtime.engine.engine import Engine, EngineOptions
     from edge_runtime.engine.request import Completion, Delta, FinishReason, TokenDelta, Usage
     from edge_runtime.errors import EdgeRuntimeError
+    from edge_runtime.generation.beam import BeamParams
+    from edge_runtime.generation.candidates import Candidate
     from edge_runtime.generation.params import SamplingParams
 
 _HOMES = {
+    "BeamParams": "edge_runtime.generation.beam",
     "Bundle": "edge_runtime.bundle",
+    "Candidate": "edge_runtime.generation.candidates",
     "Completion": "edge_runtime.engine.request",
     "Delta": "edge_runtime.engine.request",
     "EdgeRuntimeError": "edge_runtime.errors",
@@ -34,7 +38,9 @@ _HOMES = {
 }
 
 __all__ = [
+    "BeamParams",
     "Bundle",
+    "Candidate",
     "Completion",
     "Delta",
     "EdgeRuntimeError",

@@ -145,9 +145,10 @@ class ScriptedRunner:
         """Write the logits (V,) after the tokens ``seen``; they are 0."""
         logits[self._next_token(seen)] = 1.0
 
-    def copy(self, source: int, target: int, *, tokens: int) -> None:
+    def copy(self, source: int, target: int, *, tokens: int, first: int = 0) -> None:
         """As :meth:`edge_runtime.engine.kv_cache.KVCache.copy`, of the tokens it keeps."""
-        self._slots[target] = self._slots[source][:tokens]
+        kept = self._slots[target][:first] if first else []
+        self._slots[target] = kept + self._slots[source][first:tokens]
 
     def terminate(self) -> None:
         """As :meth:`ModelRunner.terminate`."""

@@ -7,7 +7,8 @@ import edge_runtime
 
 def test_the_public_names_are_exactly_these():
     assert edge_runtime.__all__ == [
-        "Bundle", "Completion", "Delta", "EdgeRuntimeError", "Engine", "EngineOptions",
+        "BeamParams", "Bundle", "Candidate", "Completion", "Delta", "EdgeRuntimeError", "Engine",
+        "EngineOptions",
         "FinishReason", "SamplingParams", "TokenDelta", "Usage", "__version__",
     ]  # fmt: skip
 

@@ -8,6 +8,7 @@ Tokens (:meth:`Engine.generate_tokens`), pieces of text (:meth:`Engine.stream`),
 from __future__ import annotations
 
 import itertools
+import time
 from collections import deque
 from collections.abc import Callable, Generator, Iterator, Mapping
 from collections.abc import Sequence as Ordered
@@ -21,6 +22,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edge_runtime.bundle import Manifest
+from edge_runtime.engine.beam_decoding import BeamSlots, most_tokens
 from edge_runtime.engine.core import EngineCore
 from edge_runtime.engine.kv_cache import KVCache
 from edge_runtime.engine.load import load_parts
@@ -28,13 +30,14 @@ from edge_runtime.engine.memory_plan import MemoryPlan
 from edge_runtime.engine.model_runner import ModelRunner, RunTerminatedError
 from edge_runtime.engine.options import EngineOptions
 from edge_runtime.engine.prefix_file import PrefixHeader
-from edge_runtime.engine.request import Completion, Delta, FinishReason, TokenDelta
+from edge_runtime.engine.request import Completion, Delta, FinishReason, TokenDelta, Usage
 from edge_runtime.engine.saved_prefix import SavedPrefixes, prefix_key
 from edge_runtime.engine.sequence import Phase
 from edge_runtime.engine.several import generate_together
 from edge_runtime.engine.step_input import scoring_input
-from edge_runtime.errors import EdgeRuntimeError, MemoryCapError, UsageError
+from edge_runtime.errors import EdgeRuntimeError, InvalidParameterError, MemoryCapError, UsageError
 from edge_runtime.file_hash import sha256_of_file
+from edge_runtime.generation.beam import BeamParams, BeamSearch, Hypothesis
 from edge_runtime.generation.candidates import (
     Candidate,
     candidate_params,
@@ -55,6 +58,8 @@ __all__ = ["Engine", "EngineOptions", "Message", "Prompt"]
 
 Message = Mapping[str, Any]
 Prompt = str | Ordered[Message] | Ordered[int]
+
+_ONE_TOKEN = SamplingParams(temperature=0.0, max_tokens=1)
 
 
 class Engine(EngineCore):
@@ -346,6 +351,64 @@ class Engine(EngineCore):
             self, ids, [(each, self._constraint(grammar)) for each in several]
         )
         return ranked(completions, keep_logprobs=asked.logprobs is not None)[:n]
+
+    def beam_search(
+        self, prompt: Prompt, params: BeamParams | None = None, *, n: int | None = None
+    ) -> list[Candidate]:
+        """The likeliest answers as a whole, by beam search; the best first.
+
+        Nothing else may be in progress. Each beam takes a slot; the prompt is read once.
+
+        Args:
+            prompt: as :meth:`stream`.
+            params: how to search; None takes the defaults of :class:`BeamParams`.
+            n: most answers wanted; None is as many as there are beams.
+
+        Returns:
+            Candidates by falling score: log probability over length to the power of the penalty.
+            Their text ends before the end token. Fewer than asked for where fewer were found.
+
+        Raises:
+            EmptyPromptError, PromptTooLongError: as :meth:`generate`.
+            InvalidParameterError: more beams than slots, or more answers than beams.
+            UsageError: a request is in progress.
+            RunError: a step failed, the engine is closed, or its cache cannot be copied.
+        """
+        params = params or BeamParams()
+        wanted = params.width if n is None else n
+        if not 1 <= wanted <= params.width:
+            raise InvalidParameterError(f"n is {n}; a beam {params.width} wide has 1 to that many")
+        ids = self._checked_prompt(self._prompt_ids(prompt))
+        if self.has_work:
+            raise UsageError("beams cannot be searched while a request is in progress")
+        search = BeamSearch(
+            params,
+            end_tokens=self._end_tokens,
+            max_tokens=most_tokens(
+                params,
+                prompt_tokens=len(ids),
+                slots=self._options.slots,
+                context_length=self.context_length,
+                cache_tokens=self._options.cache_tokens,
+            ),
+        )
+        read = Completion.of(self._consume(ids, _ONE_TOKEN, None)).usage
+        started_s = time.perf_counter()
+        slots = BeamSlots(self._scheduler, self._executor, self.metrics, slots=self._options.slots)
+        found = slots.search(search, ids)[:wanted]
+        usage = replace(read, decode_s=time.perf_counter() - started_s)
+        return [self._candidate(each, usage) for each in found]
+
+    def _candidate(self, found: Hypothesis, usage: Usage) -> Candidate:
+        text = self.tokenizer.decode(found.tokens[:-1] if found.ended else found.tokens)
+        completion = Completion(
+            text=text,
+            token_ids=found.tokens,
+            logprobs=(),
+            finish_reason=FinishReason.STOP if found.ended else FinishReason.LENGTH,
+            usage=replace(usage, completion_tokens=len(found.tokens)),
+        )
+        return Candidate(completion, found.score)
 
     def score(self, token_ids: Ordered[int]) -> Iterator[NDArray[np.float32]]:
         """Logits at every position of a text, for evaluation.

@@ -96,6 +96,19 @@ class Executor:
                 else:
                     self._release(change.slot, keep_tokens=change.keep_tokens)
 
+    def copy(self, source: int, target: int, *, first: int, tokens: int) -> None:
+        """Make the tokens from ``first`` to before ``tokens`` of a slot those of another.
+
+        Raises:
+            RunError: the engine is closed, or it has no cache that can be copied.
+        """
+        with self._in_use:
+            if self._closed:
+                raise engine_closed()
+            if self._cache is None:
+                raise RunError("this engine's cache cannot be copied")
+            self._cache.copy(source, target, first=first, tokens=tokens)
+
     def release(self, slots: Iterable[int]) -> None:
         """Give back all pages of some slots."""
         with self._in_use:

@@ -73,12 +73,12 @@ class KVCache:
         flat = self._base[start : start + g.slots * self._slot_bytes].view(np.float32)
         return flat.reshape(g.slots, g.kv_heads, g.capacity, g.head_size)
 
-    def copy(self, source: int, target: int, *, tokens: int) -> None:
-        """Make the first ``tokens`` of slot ``target`` those of slot ``source``."""
+    def copy(self, source: int, target: int, *, tokens: int, first: int = 0) -> None:
+        """Make the tokens ``first`` to before ``tokens`` of slot ``target`` those of ``source``."""
         for layer in range(self.geometry.layers):
             for part in (0, 1):
                 array = self.array(layer, part)
-                array[target, :, :tokens] = array[source, :, :tokens]
+                array[target, :, first:tokens] = array[source, :, first:tokens]
 
     def rows(self, slot: int, *, tokens: int) -> list[NDArray[Any]]:
         """The first tokens of a slot: of each layer the keys, then the values, as views.

@@ -78,9 +78,9 @@ class RowsOf:
         self._runner = runner
         self.copies: list[tuple[int, int, int]] = []
 
-    def copy(self, source: int, target: int, *, tokens: int) -> None:
+    def copy(self, source: int, target: int, *, tokens: int, first: int = 0) -> None:
         self.copies.append((source, target, tokens))
-        self._runner.copy(source, target, tokens=tokens)
+        self._runner.copy(source, target, tokens=tokens, first=first)
 
     def release(self, slot: int, *, keep_tokens: int) -> None:
         """The runner truncates its rows by itself."""
