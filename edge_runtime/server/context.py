@@ -12,6 +12,7 @@ from typing import Any
 
 from edge_runtime.api.openai_error import ErrorReply
 from edge_runtime.server.answers import Answers
+from edge_runtime.server.drift import Drift
 from edge_runtime.server.log import ServerLog
 from edge_runtime.server.metrics import ServerMetrics
 from edge_runtime.server.models import LoadedModel, ModelPool
@@ -44,7 +45,8 @@ class ServerContext:
         self.pool = pool
         self.settings = settings
         self.log = ServerLog(requests=settings.log_requests)
-        self.metrics = ServerMetrics(pool)
+        self.drift = Drift()
+        self.metrics = ServerMetrics(pool, self.drift)
         self.started_at_s = time.time()
         self._running: set[Answers] = set()
 
@@ -64,7 +66,7 @@ class ServerContext:
 
     def health(self) -> dict[str, Any]:
         """What ``/health`` says besides that all is well."""
-        return {}
+        return {"degraded": self.drift.degraded}
 
     def finished(self, record: RequestRecord) -> None:
         """Count a request, and log it if that was asked for."""

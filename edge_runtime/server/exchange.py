@@ -30,6 +30,7 @@ from edge_runtime.guidance.constraint import TokenConstraint
 from edge_runtime.server.answers import Answers, Collected
 from edge_runtime.server.body import read_object
 from edge_runtime.server.context import Dialect, ServerContext
+from edge_runtime.server.drift import LookedAt
 from edge_runtime.server.models import LoadedModel
 from edge_runtime.server.outcome import Outcome, RequestRecord
 from edge_runtime.server.refusals import (
@@ -139,6 +140,7 @@ class Exchange(Response):
         self._came_s = time.monotonic()
         self._started = False
         self._writer: Writer | None = None
+        self._looked_at: LookedAt | None = None
         self._record = RequestRecord(endpoint=endpoint)
 
     @property
@@ -225,15 +227,23 @@ class Exchange(Response):
             raise queue_full(model.answers, self._context.retry_after_s(model))
         self._writer = prepared.writer
         model.answers += prepared.generated
+        watch = self._context.drift.of(model.served.name)
+        params = _params(prepared)
+        if len(params) == 1 and params[0].logprobs is None and watch.looks():
+            self._looked_at = LookedAt()
+            params = [LookedAt.params(params[0])]
         try:
             async with Answers(
-                model.driver, prepared.prompt_ids, _params(prepared), prepared.new_constraint
+                model.driver, prepared.prompt_ids, params, prepared.new_constraint
             ) as answers:
                 with self._context.running(answers):
                     deliver = self._stream if prepared.stream else self._whole
                     await deliver(answers, prepared, send)
         finally:
             model.answers -= prepared.generated
+        signs = None if self._looked_at is None else self._looked_at.signs()
+        if signs is not None:
+            watch.add(signs)
 
     async def _stream(self, answers: Answers, prepared: Prepared, send: Send) -> None:
         writer, interval_s = prepared.writer, self._context.settings.ping_interval_s
@@ -277,7 +287,7 @@ class Exchange(Response):
         if delta.finish_reason is FinishReason.CANCELLED:
             raise UnavailableError("the server is shutting down", code="closing", retry_after_s=5)
         self._record.note(delta)
-        return delta
+        return delta if self._looked_at is None else self._looked_at.strip(delta)
 
     # What goes out
 

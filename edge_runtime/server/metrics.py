@@ -19,6 +19,7 @@ from prometheus_client.registry import Collector
 
 from edge_runtime.engine.memory import process_memory
 from edge_runtime.engine.metrics import Distribution, MetricsSnapshot
+from edge_runtime.server.drift import Drift
 from edge_runtime.server.models import ModelPool
 from edge_runtime.server.outcome import Outcome, RequestRecord
 
@@ -32,9 +33,10 @@ class ServerMetrics:
 
     Args:
         pool: the models.
+        drift: what their answers are like.
     """
 
-    def __init__(self, pool: ModelPool) -> None:
+    def __init__(self, pool: ModelPool, drift: Drift) -> None:
         self.registry = CollectorRegistry()
         self._requests = Counter(
             f"{_PREFIX}_requests",
@@ -52,6 +54,7 @@ class ServerMetrics:
         self._answered = 0
         self._answered_s = 0.0
         self.registry.register(_Engines(pool))
+        self.registry.register(_Signs(drift))
 
     @property
     def mean_seconds(self) -> float:
@@ -171,6 +174,33 @@ class _Engines(Collector):
             )
         if self._pool.memory_cap_bytes is not None:
             yield _gauge("memory_cap_bytes", "The memory cap", self._pool.memory_cap_bytes)
+
+
+class _Signs(Collector):
+    """The means of what recent answers were like, and of the baseline."""
+
+    def __init__(self, drift: Drift) -> None:
+        self._drift = drift
+
+    def describe(self) -> Iterable[Metric]:
+        return []
+
+    def collect(self) -> Iterator[Metric]:
+        degraded = GaugeMetricFamily(
+            f"{_PREFIX}_degraded", "1 while answers have drifted", labels=["model"]
+        )
+        means = GaugeMetricFamily(
+            f"{_PREFIX}_answer_sign",
+            "Means of answers that were looked at: nats, and shares from 0 to 1",
+            labels=["model", "sign", "over"],
+        )
+        for model, watch in self._drift.watches.items():
+            degraded.add_metric([model], watch.degraded)
+            for over, signs in (("recent", watch.recent), ("baseline", watch.baseline)):
+                for sign, value in vars(signs).items() if signs is not None else ():
+                    means.add_metric([model, sign, over], value)
+        yield degraded
+        yield means
 
 
 def _gauge(name: str, help_text: str, value: float) -> Metric:
