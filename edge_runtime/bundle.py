@@ -126,10 +126,23 @@ class SourceEntry:
 
 
 @dataclass(frozen=True)
+class EmbeddingEntry:
+    """How an embedding model makes one vector of a text.
+
+    ``pooling`` is ``mean`` or ``cls``; ``normalize`` says whether vectors have length 1, as the
+    graph gives them; ``max_tokens`` is the most tokens of a text.
+    """
+
+    pooling: str
+    normalize: bool
+    max_tokens: int
+
+
+@dataclass(frozen=True)
 class Manifest:
     """The content of ``manifest.json``.
 
-    ``warm_prompt`` is the file of a saved prompt that is loaded at the start.
+    ``embedding`` is there for models that embed and do not write.     ``warm_prompt`` is the file of a saved prompt that is loaded at the start.
     """
 
     schema_version: int
@@ -145,6 +158,7 @@ class Manifest:
     license: str | None = None
     generation: GenerationDefaults = field(default_factory=GenerationDefaults)
     warm_prompt: str | None = None
+    embedding: EmbeddingEntry | None = None
 
 
 @dataclass(frozen=True)

@@ -36,6 +36,7 @@ COMMANDS = {
     "run": "answer one prompt",
     "chat": "talk with a model",
     "batch": "answer a file of requests, and go on after an interruption",
+    "embed": "turn texts into vectors",
     "serve": "answer over local HTTP, as OpenAI and Ollama do",
     "plan": "show how a memory cap would be split",
     "cache": "save a long prompt once, and start warm with it (save, list, inspect, rm)",

@@ -91,6 +91,11 @@ def load_parts(
     """
     bundle = Bundle.open(path, hash_file=hash_file)
     manifest = bundle.manifest
+    if manifest.embedding is not None:
+        raise ManifestError(
+            f"{manifest.name} embeds texts and does not write any",
+            hint="edge-runtime embed MODEL TEXT",
+        )
     context = context_length(manifest, options.context_length)
     options = with_cap_if_near(options, manifest, context)
     threads = plan_threads(options.threads)
@@ -109,7 +114,7 @@ def load_parts(
             require_version(graph.oldest_onnxruntime, f"{manifest.name}'s graph")
             together = _belonging(manifest.graphs, graph)
             for one in together:
-                _check_locations(bundle, one)
+                check_locations(bundle, one)
             mapped = MappedFiles([bundle.file(name) for name in graph.weights])
             settings = SessionOptions(
                 threads, request.name, request.options, optimize=graph.dialect != "fused"
@@ -192,7 +197,7 @@ def _close_runner(runner: OrtModelRunner | PortableRunner, mapped: MappedFiles) 
         runner.close()
 
 
-def _check_locations(bundle: Bundle, graph: GraphEntry) -> None:
+def check_locations(bundle: Bundle, graph: GraphEntry) -> None:
     """Refuse a graph that reads files which the manifest does not vouch for."""
     try:
         model = bundle.file(graph.file).read_bytes()

@@ -12,8 +12,17 @@ from pathlib import Path
 
 import onnx
 
+from edge_export.architectures.encoder import is_encoder, read_encoder_spec
 from edge_export.architectures.registry import read_spec
 from edge_export.architectures.spec import DecoderSpec
+from edge_export.encoder_pipeline import (
+    EncoderWeights,
+    embedding_entry,
+    encoder_dimensions,
+    encoder_graph,
+    validate_encoder,
+    write_encoder,
+)
 from edge_export.genai import genai_config, write_genai
 from edge_export.graph.decoder import build_decoder
 from edge_export.portable_graphs import PortableRequest, write_portable_graphs
@@ -27,7 +36,7 @@ from edge_export.quantize.recipes import (
 )
 from edge_export.source_weights import SourceWeights
 from edge_export.sources.checkpoint import Checkpoint
-from edge_export.sources.source_model import open_source
+from edge_export.sources.source_model import SourceModel, open_source
 from edge_export.sources.tokenizer_files import TokenizerFiles
 from edge_export.validate import validate_bundle
 from edge_export.weights import DecoderWeights
@@ -125,6 +134,8 @@ def export_model(
     report = progress or _ignore
     started_s = time.monotonic()
     model = open_source(source)
+    if is_encoder(model.checkpoint):
+        return _export_encoder(model, source, destination, options, report, started_s)
     with model.checkpoint as checkpoint:
         spec = read_spec(checkpoint, options.context_length)
         tokenizer = model.tokenizer(spec.vocabulary_size)
@@ -183,6 +194,43 @@ def export_model(
 
 
 export_gguf = export_model
+
+
+def _export_encoder(
+    model: SourceModel,
+    source: Path,
+    destination: Path,
+    options: ExportOptions,
+    report: Callable[[ExportProgress], None],
+    started_s: float,
+) -> ExportReport:
+    """As :func:`export_model`, of a model that embeds."""
+    with model.checkpoint as checkpoint:
+        spec = read_encoder_spec(checkpoint)
+        tokenizer = model.tokenizer(spec.vocabulary_size)
+        with bundle_directory(destination, overwrite=options.overwrite) as directory:
+            progress = _tensor_progress(checkpoint, report)
+            weights = EncoderWeights(spec, checkpoint, options.quant, progress)
+            write_encoder(spec, weights, directory)
+            _write_tokenizer(tokenizer, directory)
+            report(ExportProgress("checking", 1, 1))
+            manifest = Manifest(
+                schema_version=SCHEMA_VERSION,
+                name=options.name or model.name,
+                architecture=spec.architecture,
+                producer=f"edge-runtime {__version__}",
+                license=model.license,
+                dimensions=encoder_dimensions(spec),
+                tokenizer=TokenizerEntry(end_token_ids=()),
+                graphs=(encoder_graph(options.quant),),
+                quantization=Quantization(options.quant, group_stats(weights.stats)),
+                files=file_entries(directory),
+                source=SourceEntry(checkpoint.format, source.resolve().name, model.sha256()),
+                embedding=embedding_entry(spec),
+            )
+            write_manifest(directory, manifest)
+            validate_encoder(directory)
+    return ExportReport(destination, manifest, time.monotonic() - started_s)
 
 
 def group_stats(stats: Sequence[tuple[str, QuantizedGroupStats]]) -> tuple[QuantizedGroup, ...]:

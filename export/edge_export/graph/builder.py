@@ -25,6 +25,7 @@ _MICROSOFT_OPERATORS = frozenset(
         "FusedMatMul",
         "GatherBlockQuantized",
         "GroupQueryAttention",
+        "MultiHeadAttention",
         "MatMulNBits",
         "QuickGelu",
         "SkipLayerNormalization",

@@ -1,0 +1,1 @@
+"""Texts to vectors: sentence embedding models, batched by length."""
