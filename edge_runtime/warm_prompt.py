@@ -17,7 +17,7 @@ from pathlib import Path
 from edge_runtime.bundle import MANIFEST_NAME, Manifest, read_manifest
 from edge_runtime.errors import StorageError
 from edge_runtime.file_hash import sha256_of_file
-from edge_runtime.part_files import part_file, sync_folder
+from edge_runtime.part_files import part_file, sweep_folder, sync_folder
 
 _PREFIX, _SUFFIX = "warm-prompt-", ".kv"
 
@@ -35,6 +35,7 @@ def set_warm_prompt(bundle: Path, write: Callable[[Path], object]) -> Manifest:
         EdgeRuntimeError: what ``write`` raises; the bundle is as before.
     """
     read_manifest(bundle)  # refused now, not when the prompt is written
+    sweep_folder(bundle)
     name = f"{_PREFIX}{secrets.token_hex(4)}{_SUFFIX}"
     file = bundle / name
     try:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 
 import pytest
@@ -93,8 +94,11 @@ def test_an_error_in_the_middle_leaves_the_bundle_as_it_was(bundle: Path):
     assert Bundle.open(bundle).manifest.warm_prompt == old
 
 
-def test_a_file_that_a_kill_left_goes_with_the_next(bundle: Path):
+def test_what_kills_left_goes_with_the_next(bundle: Path):
     (bundle / "warm-prompt-0badcafe.kv").write_text("nobody's")
+    if os.name != "nt":
+        (bundle / ".warm-prompt-12345678.kv.abcd_123.part").write_text("half")
+        (bundle / ".manifest.json.abcd_123.part").write_text("half")
     name = put(bundle, "one")
     assert names(bundle) == {"g", "manifest.json", name}
 
