@@ -138,6 +138,7 @@ def test_the_exporter_sees_of_the_runtime_only_the_contract():
     # validate.py runs what was made, by the very rooms that will run it on the device.
     to_run = [
         *contract,
+        "embedding.embedder",
         "engine.kv_cache",
         "engine.model_runner",
         "engine.portable_runner",

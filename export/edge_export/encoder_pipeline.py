@@ -25,16 +25,10 @@ from edge_export.quantize.recipes import (
 from edge_export.sources.checkpoint import Checkpoint, SourceTensor
 from edge_export.write import WeightsFile
 from edge_runtime.bundle import EmbeddingEntry, GraphEntry, ModelDimensions
-from edge_runtime.embedding.embedder import Embedder
-from edge_runtime.errors import ExportError, ProviderError, RunError, SourceFormatError
-from edge_runtime.providers.ort import onnxruntime
+from edge_runtime.errors import SourceFormatError
 
 GRAPH_NAME = "encoder.onnx"
 WEIGHTS_NAME = "encoder.weights"
-_PROBES = ("A short text.", "A text that is somewhat longer than the one that came before it.")
-# Of a vector's length: integer compute rounds a text's activations a little differently in
-# company. A mask that is read wrongly gives another vector.
-_TOLERANCE = 0.1
 
 
 class EncoderWeights:
@@ -170,34 +164,3 @@ def encoder_dimensions(spec: EncoderSpec) -> ModelDimensions:
 def embedding_entry(spec: EncoderSpec) -> EmbeddingEntry:
     """The manifest's word on how the model embeds."""
     return EmbeddingEntry(spec.pooling, spec.normalize, spec.max_tokens)
-
-
-def validate_encoder(directory: Path) -> bool:
-    """Run the graph on two texts, alone and together.
-
-    Returns:
-        False where there is no usable onnxruntime and nothing was run.
-
-    Raises:
-        ExportError: the graph does not open or does not run, or its vectors are wrong.
-    """
-    try:
-        onnxruntime()
-    except ProviderError:
-        return False
-    try:
-        with Embedder.load(directory) as embedder:
-            alone = np.concatenate(
-                [embedder.embed([text], truncate=True).vectors for text in _PROBES]
-            )
-            together = embedder.embed(_PROBES, truncate=True).vectors
-    except (ProviderError, RunError) as exc:
-        raise ExportError(f"the exported graph does not run: {exc.message}") from exc
-    if not np.isfinite(alone).all():
-        raise ExportError("the exported graph gives vectors that are not finite")
-    difference = np.linalg.norm(alone - together, axis=1) / np.linalg.norm(alone, axis=1)
-    if difference.max() > _TOLERANCE:
-        raise ExportError(
-            f"the exported graph's mask is wrong: vectors differ by {difference.max():.0%}"
-        )
-    return True

@@ -20,7 +20,6 @@ from edge_export.encoder_pipeline import (
     embedding_entry,
     encoder_dimensions,
     encoder_graph,
-    validate_encoder,
     write_encoder,
 )
 from edge_export.genai import genai_config, write_genai
@@ -38,7 +37,7 @@ from edge_export.source_weights import SourceWeights
 from edge_export.sources.checkpoint import Checkpoint
 from edge_export.sources.source_model import SourceModel, open_source
 from edge_export.sources.tokenizer_files import TokenizerFiles
-from edge_export.validate import validate_bundle
+from edge_export.validate import validate_bundle, validate_encoder
 from edge_export.weights import DecoderWeights
 from edge_export.write import (
     WeightsFile,
@@ -60,6 +59,7 @@ from edge_runtime.bundle import (
     SourceEntry,
     TokenizerEntry,
 )
+from edge_runtime.errors import UsageError
 
 GRAPH_NAME = "decoder.onnx"
 WEIGHTS_NAME = "decoder.weights"
@@ -128,11 +128,16 @@ def export_model(
         ExportError: the source cannot be read or is of an unknown kind, or the disk refused.
         ModelNotFoundError: there is no source.
         TokenizerError: its vocabulary cannot be built.
-        UsageError: the destination exists.
+        UsageError: the destination exists, or the options contradict each other.
     """
     options = options or ExportOptions()
     report = progress or _ignore
     started_s = time.monotonic()
+    if options.portable and options.quant == "int4-exact":
+        raise UsageError(
+            "int4-exact has no portable form: other providers know no blocks of means",
+            hint="use --quant int8 or int4 for this device",
+        )
     model = open_source(source)
     if is_encoder(model.checkpoint):
         return _export_encoder(model, source, destination, options, report, started_s)

@@ -15,6 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edge_runtime.bundle import GraphEntry, Manifest
+from edge_runtime.embedding.embedder import Embedder
 from edge_runtime.engine.kv_cache import CacheGeometry, KVCache
 from edge_runtime.engine.model_runner import ModelRunner, OrtModelRunner, StepInput
 from edge_runtime.engine.portable_runner import PortableRunner
@@ -28,6 +29,13 @@ _PROBE_TOKENS = 16
 # of a sum may turn a rounding: up to 0.1 was seen on good exports. A cache that is read wrongly gives
 # other logits altogether, 1 and more.
 _TOLERANCE = 0.25
+_PROBE_TEXTS = (
+    "A short text.",
+    "A text that is somewhat longer than the one that came before it.",
+)
+# Of a vector's length: integer compute rounds a text's activations a little differently in
+# company. A mask that is read wrongly gives another vector.
+_VECTOR_TOLERANCE = 0.1
 
 
 def validate_bundle(directory: Path, manifest: Manifest) -> bool:
@@ -116,6 +124,37 @@ def _check_portable(
     difference = float(np.sqrt(np.mean((wanted - found) ** 2))) / spread
     if not difference <= _TOLERANCE:  # also where it is not a number
         raise ExportError(f"{graphs[0].file}: its logits differ by {difference:.0%}")
+
+
+def validate_encoder(directory: Path) -> bool:
+    """Run the graph on two texts, alone and together.
+
+    Returns:
+        False where there is no usable onnxruntime and nothing was run.
+
+    Raises:
+        ExportError: the graph does not open or does not run, or its vectors are wrong.
+    """
+    try:
+        onnxruntime()
+    except ProviderError:
+        return False
+    try:
+        with Embedder.load(directory) as embedder:
+            alone = np.concatenate(
+                [embedder.embed([text], truncate=True).vectors for text in _PROBE_TEXTS]
+            )
+            together = embedder.embed(_PROBE_TEXTS, truncate=True).vectors
+    except (ProviderError, RunError) as exc:
+        raise ExportError(f"the exported graph does not run: {exc.message}") from exc
+    if not np.isfinite(alone).all():
+        raise ExportError("the exported graph gives vectors that are not finite")
+    difference = np.linalg.norm(alone - together, axis=1) / np.linalg.norm(alone, axis=1)
+    if difference.max() > _VECTOR_TOLERANCE:
+        raise ExportError(
+            f"the exported graph's mask is wrong: vectors differ by {difference.max():.0%}"
+        )
+    return True
 
 
 def _pieces(count: int) -> list[int]:

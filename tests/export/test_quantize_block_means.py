@@ -9,6 +9,7 @@ import numpy as np
 import onnx
 import pytest
 from edge_export.pipeline import ExportOptions, export_gguf
+from edge_export.portable_graphs import PortableRequest
 from edge_export.quantize.block_means import carry_with_means
 from edge_export.quantize.blocks import concatenate
 from gguf import GGUFReader
@@ -17,6 +18,7 @@ from gguf.quants import dequantize, quantize
 from support.tiny_gguf import write_tiny_gguf
 
 from edge_runtime.engine.engine import Engine
+from edge_runtime.errors import UsageError
 
 F32 = np.ndarray[Any, np.dtype[np.float32]]
 
@@ -98,6 +100,14 @@ def test_the_graph_holds_4_bit_products_with_their_further_inputs(source: Path, 
     assert sum(node.op_type == "AveragePool" for node in model.graph.node) == bits.count(4)
     groups = {group.name: group.stored_as for group in made.manifest.quantization.groups}
     assert groups["down"] == "4-bit block 32 with zero points and offsets"
+
+
+def test_other_dialects_refuse_it(source: Path, tmp_path: Path):
+    options = ExportOptions(
+        quant="int4-exact", portable=(PortableRequest(("TensorrtExecutionProvider",)),)
+    )
+    with pytest.raises(UsageError, match="no portable form"):
+        export_gguf(source, tmp_path / "bundle", options)
 
 
 @pytest.mark.model
