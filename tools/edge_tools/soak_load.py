@@ -24,7 +24,7 @@ class SoakRequest:
     """One request of a soak.
 
     ``cancel_after`` deltas it is cancelled, 0 being at once; None lets it run to its end.
-    ``too_long`` has more tokens than the context, and is to be refused.
+    Requests of one ``group`` are several answers to one prompt. ``too_long`` has more tokens than the context, and is to be refused.
     """
 
     number: int
@@ -33,6 +33,7 @@ class SoakRequest:
     seed: int
     cancel_after: int | None
     too_long: bool
+    group: int
 
 
 def soak_requests(
@@ -53,8 +54,9 @@ def soak_requests(
         return tuple(random.randrange(_LOWEST_TOKEN, vocabulary_size) for _ in range(length))
 
     prefixes = [tokens(max(1, context_length // 10)) for _ in range(_PREFIXES)]
-    number = 0
+    number = group = 0
     while number < count:
+        group += 1
         low, high, _ = random.choices(_LENGTHS, [weight for *_, weight in _LENGTHS])[0]
         length = max(1, round(context_length * random.uniform(low, high)))
         prompt = tokens(length)
@@ -75,5 +77,6 @@ def soak_requests(
                 seed=random.randrange(2**31),
                 cancel_after=random.randint(0, answer) if cancelled else None,
                 too_long=too_long,
+                group=group,
             )
             number += 1

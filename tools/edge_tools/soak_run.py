@@ -103,7 +103,8 @@ def _submit(
         request.prompt_ids,
         params,
         listener=lambda event: events.put((request.number, event)),
-        priority=request.number % 3,
+        priority=request.group % 3,
+        group=request.group,
     )
 
 
