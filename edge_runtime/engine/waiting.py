@@ -30,11 +30,6 @@ class WaitingQueue:
     def __iter__(self) -> Iterator[Sequence]:
         return iter(self._sequences)
 
-    @property
-    def head(self) -> Sequence | None:
-        """Who is next."""
-        return self._sequences[0] if self._sequences else None
-
     def add(self, sequence: Sequence) -> None:
         """Queue a new request.
 

@@ -62,6 +62,7 @@ _SAMPLING: dict[str, Schema] = {
 _DELIVERY: dict[str, Schema] = {
     "model": _MODEL,
     "n": _optional({"type": "integer", "minimum": 1}),
+    "best_of": _optional({"type": "integer", "minimum": 1}),
     "stream": _optional(_BOOLEAN),
     "stream_options": _optional(_object(include_usage=_optional(_BOOLEAN))),
     "user": _optional(_STRING),
