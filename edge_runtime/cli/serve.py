@@ -24,7 +24,9 @@ from edge_runtime.store.home import Home
 from edge_runtime.store.resolve import ensure_bundle
 
 if TYPE_CHECKING:
+    from edge_runtime.embedding.embedder import Embedder
     from edge_runtime.engine.engine import Engine
+    from edge_runtime.server.embedders import OpenEmbedder
     from edge_runtime.server.models import OpenModel, ServedModel
     from edge_runtime.server.settings import ServerSettings
 
@@ -42,6 +44,13 @@ def configure(parser: argparse.ArgumentParser) -> None:
         nargs="+",
         help="as for run; NAME=MODEL says what clients call it. The first is loaded at once, "
         "others when they are asked for",
+    )
+    parser.add_argument(
+        "--embedding-model",
+        action="append",
+        default=[],
+        metavar="MODEL",
+        help="a model that embeds, or NAME=MODEL; loaded when it is first asked for",
     )
     reached = parser.add_argument_group("how it is reached")
     reached.add_argument("--host", default="127.0.0.1", help="default: 127.0.0.1, this machine")
@@ -129,12 +138,16 @@ def run(arguments: argparse.Namespace) -> int:
     keys = _api_keys(arguments.api_key_file)
     with server_required():
         from edge_runtime.server.context import ServerContext
+        from edge_runtime.server.embedders import Embedders
         from edge_runtime.server.listening import is_loopback, tcp_socket, unix_socket, url_of
         from edge_runtime.server.models import ModelPool
         from edge_runtime.server.serving import serve
     settings = _settings(arguments, keys)
     cap = asked_cap(arguments)
     served = _served_models(arguments.models)
+    embedding = _served_models(arguments.embedding_model)
+    if twice := {one.name for one in served} & {one.name for one in embedding}:
+        raise UsageError(f"two models would be called {min(twice)}", hint="name one: NAME=MODEL")
     keep_alive_s = _keep_alive(arguments.keep_alive, len(served))
     _open_log()
     if arguments.unix_socket is not None:
@@ -154,7 +167,10 @@ def run(arguments: argparse.Namespace) -> int:
         memory_cap_bytes=cap,
         keep_alive_s=keep_alive_s,
     )
-    context = ServerContext(pool, settings)
+    embedders = Embedders(
+        embedding, open_embedder=_embedder_opener(arguments), max_waiting=settings.max_queue + 1
+    )
+    context = ServerContext(pool, settings, embedders)
     context.log.say(f"listening on {place}, loading {served[0].name}")
     serve(context, listening, over_network=arguments.unix_socket is None)
     return 0
@@ -206,6 +222,21 @@ def _opener(arguments: argparse.Namespace) -> OpenModel:
         return engine
 
     return open_model
+
+
+def _embedder_opener(arguments: argparse.Namespace) -> OpenEmbedder:
+    home = Home.find()
+
+    def open_embedder(served: ServedModel) -> Embedder:
+        from edge_runtime.embedding.embedder import Embedder
+
+        with Reporter() as report:
+            bundle = ensure_bundle(served.reference, quant=None, report=report, home=home)
+        return Embedder.load(
+            bundle, threads=arguments.threads, hash_file=RememberedHashes(home.hashes)
+        )
+
+    return open_embedder
 
 
 def _served_models(given: Sequence[str]) -> list[ServedModel]:

@@ -44,6 +44,7 @@ def make_app(
         yield
         starting.cancel()
         await context.pool.close()
+        await context.embedders.close()
 
     app = FastAPI(
         title="edge-runtime",

@@ -8,16 +8,21 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from edge_runtime.api.openai_error import ErrorReply
 from edge_runtime.server.answers import Answers
 from edge_runtime.server.drift import Drift
+from edge_runtime.server.embedders import Embedders
 from edge_runtime.server.log import ServerLog
 from edge_runtime.server.metrics import ServerMetrics
-from edge_runtime.server.models import LoadedModel, ModelPool
+from edge_runtime.server.models import LoadedModel, ModelPool, ServedModel
 from edge_runtime.server.outcome import RequestRecord
+from edge_runtime.server.refusals import NoEmbeddingsError
 from edge_runtime.server.settings import ServerSettings
+
+if TYPE_CHECKING:
+    from edge_runtime.embedding.embedder import Embedder
 
 Dialect = Callable[[ErrorReply], dict[str, Any]]
 """How an error is written: OpenAI's object, or Ollama's."""
@@ -33,16 +38,24 @@ def ollama_dialect(reply: ErrorReply) -> dict[str, Any]:
     return {"error": reply.message}
 
 
+def _none_to_open(served: ServedModel) -> Embedder:
+    raise AssertionError(f"nobody serves {served.name}")
+
+
 class ServerContext:
     """What a server is made of.
 
     Args:
         pool: its models.
         settings: its limits.
+        embedders: its embedding models; None where it has none.
     """
 
-    def __init__(self, pool: ModelPool, settings: ServerSettings) -> None:
+    def __init__(
+        self, pool: ModelPool, settings: ServerSettings, embedders: Embedders | None = None
+    ) -> None:
         self.pool = pool
+        self.embedders = embedders or Embedders((), open_embedder=_none_to_open, max_waiting=1)
         self.settings = settings
         self.log = ServerLog(requests=settings.log_requests)
         self.drift = Drift()
@@ -63,6 +76,20 @@ class ServerContext:
         """End whatever runs or waits; its requests are told that the server ends."""
         for answers in list(self._running):
             answers.cancel()
+
+    def find_embedder(self, name: str) -> ServedModel:
+        """The embedding model of a name.
+
+        Raises:
+            NoEmbeddingsError: the model writes and does not embed.
+            UnknownModelError: none is called so.
+        """
+        found = self.embedders.find(name)
+        if found is not None:
+            return found
+        others = ", ".join(one.name for one in self.embedders.served)
+        hint = f"; {others} does" if others else ": it writes text"
+        raise NoEmbeddingsError(f"{self.pool.find(name).name} gives no embeddings{hint}")
 
     def health(self) -> dict[str, Any]:
         """What ``/health`` says besides that all is well."""

@@ -90,6 +90,18 @@ _USAGE = _object(
     total_tokens=_INTEGER,
     prompt_tokens_details=_object(cached_tokens=_INTEGER),
 )
+_TEXTS: Schema = {"anyOf": [_STRING, _list(_STRING, minItems=1)]}
+_VECTOR: Schema = {"anyOf": [_list(_NUMBER), _STRING]}
+_EMBEDDINGS = _object(
+    ("object", "data", "model", "usage"),
+    object=_STRING,
+    data=_list(_object(("index", "embedding"), index=_INTEGER, embedding=_VECTOR)),
+    model=_STRING,
+    usage=_object(prompt_tokens=_INTEGER, total_tokens=_INTEGER),
+)
+_OLLAMA_EMBEDDINGS = _object(
+    ("model", "embeddings"), model=_STRING, embeddings=_list(_list(_NUMBER))
+)
 _CHOICES = _list(_object(("index", "finish_reason"), index=_INTEGER))
 _COMPLETION = _object(
     ("id", "object", "created", "model", "choices", "usage"),
@@ -226,8 +238,15 @@ _OPERATIONS: dict[str, tuple[str, Schema | None, dict[int | str, dict[str, Any]]
     ),
     "embeddings": (
         "OpenAI",
-        _object(("model", "input"), model=_STRING, input={"anyOf": [_STRING, _list(_STRING)]}),
-        _answers(None, (*_WITH_BODY, 404, 501)),
+        _object(
+            ("model", "input"),
+            model=_STRING,
+            input=_TEXTS,
+            encoding_format=_optional({"enum": ["float", "base64"]}),
+            dimensions=_optional({"type": "integer", "minimum": 1}),
+            user=_optional(_STRING),
+        ),
+        _answers(_EMBEDDINGS, (*_WITH_BODY, 404, 501, 503)),
     ),
     "models": ("OpenAI", None, _answers(_MODEL_LIST, ())),
     "model": ("OpenAI", None, _answers(_MODEL_OBJECT, (404,))),
@@ -254,8 +273,8 @@ _OPERATIONS: dict[str, tuple[str, Schema | None, dict[int | str, dict[str, Any]]
     ),
     "ollama_embed": (
         "Ollama",
-        _object(("model", "input"), model=_STRING, input={"anyOf": [_STRING, _list(_STRING)]}),
-        _answers(None, (*_WITH_BODY, 404, 501), _OLLAMA_ERROR),
+        _object(("model", "input"), model=_STRING, input=_TEXTS, truncate=_optional(_BOOLEAN)),
+        _answers(_OLLAMA_EMBEDDINGS, (*_WITH_BODY, 404, 501, 503), _OLLAMA_ERROR),
     ),
     "ollama_tags": (
         "Ollama",

@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from fastapi import APIRouter, Request
 from fastapi.responses import Response
 
 from edge_runtime._version import __version__
 from edge_runtime.api.answer_form import form_field, naming
+from edge_runtime.api.embedding_request import ollama_embeddings, read_ollama_embedding_request
 from edge_runtime.api.json_fields import required
 from edge_runtime.api.ollama_request import (
     OllamaChat,
@@ -30,9 +31,12 @@ from edge_runtime.server.context import ServerContext, ollama_dialect
 from edge_runtime.server.documents import operation
 from edge_runtime.server.exchange import Exchange, Prepared, Settled
 from edge_runtime.server.model_cards import ollama_card, ollama_details, ollama_running
-from edge_runtime.server.models import LoadedModel
-from edge_runtime.server.refusals import NoEmbeddingsError, NotServedError
+from edge_runtime.server.models import LoadedModel, ServedModel
+from edge_runtime.server.refusals import NotServedError
 from edge_runtime.server.replies import json_reply
+
+if TYPE_CHECKING:
+    from edge_runtime.embedding.embedder import Embeddings
 
 # What manages a store of models: this server serves the models that it was started with.
 _STORE_PATHS = ("pull", "push", "create", "copy", "delete")
@@ -65,12 +69,18 @@ def ollama_router(context: ServerContext) -> APIRouter:
         )
 
     @router.post("/api/embed", **operation("ollama_embed"))
-    @router.post("/api/embeddings", include_in_schema=False)
     async def embed(request: Request) -> Response:
-        """Refuse: no model that embeds is supported yet."""
-        body = await read_object(request, context.settings)
-        served = context.pool.find(required(body, "model", str))
-        raise NoEmbeddingsError(f"{served.name} does not support embeddings")
+        """Embed texts."""
+        began_s = time.perf_counter()
+        made, served = await _embed(context, request)
+        seconds = time.perf_counter() - began_s
+        return json_reply(ollama_embeddings(made, served.name, seconds=seconds))
+
+    @router.post("/api/embeddings", include_in_schema=False)
+    async def embed_one(request: Request) -> Response:
+        """Embed one text, as clients did before there was ``/api/embed``."""
+        made, _ = await _embed(context, request)
+        return json_reply({"embedding": made.vectors[0].tolist()})
 
     @router.get("/api/tags", **operation("ollama_tags"))
     async def tags() -> Response:
@@ -104,6 +114,14 @@ def ollama_router(context: ServerContext) -> APIRouter:
 
 async def _not_a_store() -> Response:
     raise NotServedError("this server serves the models that it was started with")
+
+
+async def _embed(context: ServerContext, request: Request) -> tuple[Embeddings, ServedModel]:
+    body = await read_object(request, context.settings)
+    served = context.find_embedder(required(body, "model", str))
+    asked = read_ollama_embedding_request(body)
+    made = await context.embedders.embed(served, asked.texts, truncate=asked.truncate)
+    return made, served
 
 
 def prepare_ollama_chat(

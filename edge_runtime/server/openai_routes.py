@@ -14,6 +14,10 @@ from fastapi import APIRouter, Request
 from fastapi.responses import Response
 
 from edge_runtime.api.answer_form import form_field, naming
+from edge_runtime.api.embedding_request import (
+    openai_embeddings,
+    read_openai_embedding_request,
+)
 from edge_runtime.api.json_fields import required
 from edge_runtime.api.openai_request import read_chat_request, read_completion_request
 from edge_runtime.api.openai_response import ReplyHead
@@ -24,7 +28,6 @@ from edge_runtime.server.context import ServerContext, openai_dialect
 from edge_runtime.server.documents import operation
 from edge_runtime.server.exchange import Exchange, Prepared
 from edge_runtime.server.models import LoadedModel, ServedModel
-from edge_runtime.server.refusals import NoEmbeddingsError
 from edge_runtime.server.replies import json_reply
 
 _OWNER = "edge-runtime"
@@ -54,21 +57,27 @@ def openai_router(context: ServerContext) -> APIRouter:
 
     @router.post("/v1/embeddings", **operation("embeddings"))
     async def embeddings(request: Request) -> Response:
-        """Refuse: no model that embeds is supported yet."""
+        """Embed texts."""
         body = await read_object(request, context.settings)
-        served = context.pool.find(required(body, "model", str))
-        raise NoEmbeddingsError(f"{served.name} gives no embeddings")
+        served = context.find_embedder(required(body, "model", str))
+        width = await context.embedders.width(served)
+        asked = read_openai_embedding_request(body, width)
+        made = await context.embedders.embed(served, asked.texts, truncate=asked.truncate)
+        return json_reply(openai_embeddings(made, served.name, asked))
 
     @router.get("/v1/models", **operation("models"))
     async def models() -> Response:
         """List the models."""
-        data = [_model_object(context, one) for one in context.pool.served]
+        data = [
+            _model_object(context, one) for one in (*context.pool.served, *context.embedders.served)
+        ]
         return json_reply({"object": "list", "data": data})
 
     @router.get("/v1/models/{name:path}", **operation("model"))
     async def model(name: str) -> Response:
         """Describe one model."""
-        return json_reply(_model_object(context, context.pool.find(name)))
+        found = context.embedders.find(name) or context.pool.find(name)
+        return json_reply(_model_object(context, found))
 
     return router
 

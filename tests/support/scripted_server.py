@@ -18,6 +18,7 @@ from support.scripted_engine import END, make_engine
 
 from edge_runtime.engine.engine import Engine, EngineOptions
 from edge_runtime.server.context import ServerContext
+from edge_runtime.server.embedders import Embedders
 from edge_runtime.server.listening import tcp_socket, url_of
 from edge_runtime.server.models import FOREVER, ModelPool, ServedModel
 from edge_runtime.server.serving import HttpServer
@@ -93,7 +94,9 @@ class Running:
 
 
 @contextmanager
-def running_server(script: Script | None = None, **settings: Any) -> Iterator[Running]:
+def running_server(
+    script: Script | None = None, embedders: Embedders | None = None, **settings: Any
+) -> Iterator[Running]:
     script = script or Script()
     pool = ModelPool(
         [ServedModel(name, name) for name in script.names],
@@ -102,7 +105,7 @@ def running_server(script: Script | None = None, **settings: Any) -> Iterator[Ru
         keep_alive_s=script.keep_alive_s,
     )
     settings.setdefault("shutdown_timeout_s", 0.2)
-    context = ServerContext(pool, ServerSettings(**settings))
+    context = ServerContext(pool, ServerSettings(**settings), embedders)
     listening = tcp_socket("127.0.0.1", 0)
     server = HttpServer(context, over_network=True)
     thread = threading.Thread(target=_run, args=(server, listening), name="server")
