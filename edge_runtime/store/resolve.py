@@ -35,6 +35,7 @@ from edge_runtime.store.names import DEFAULT_RECIPE, RECIPES, Recipe, directory_
 from edge_runtime.store.progress import Notice, Progress, Report, format_bytes
 
 if TYPE_CHECKING:
+    from edge_export.parity import ParityReport
     from edge_export.pipeline import ExportProgress, ExportReport
     from edge_export.portable_graphs import PortableRequest
 
@@ -48,6 +49,7 @@ __all__ = [
     "export_into_store",
     "exporter_required",
     "resolve",
+    "verify_export",
 ]
 
 
@@ -175,6 +177,7 @@ def export_file(
     report: Report,
     *,
     name: str | None = None,
+    context_length: int | None = None,
     overwrite: bool = False,
     portable: tuple[PortableRequest, ...] = (),
 ) -> ExportReport:
@@ -197,7 +200,13 @@ def export_file(
                 said = True
             report(Progress(step.stage, step.done_bytes, step.total_bytes))
 
-        options = ExportOptions(quant=recipe, name=name, overwrite=overwrite, portable=portable)
+        options = ExportOptions(
+            quant=recipe,
+            name=name,
+            context_length=context_length,
+            overwrite=overwrite,
+            portable=portable,
+        )
         try:
             done = export_model(source, destination, options, progress)
         except OSError as exc:  # a name too long, a file where a folder should be, a failing disk
@@ -207,6 +216,20 @@ def export_file(
             ) from exc
     report(Notice(f"exported in {done.seconds:.1f} s"))
     return done
+
+
+def verify_export(bundle: Path, source: Path, report: Report) -> ParityReport:
+    """How far a bundle's predictions are from its source's.
+
+    Raises:
+        ExportError: the source cannot be read, the bundle does not run, or the exporter's packages
+            are missing.
+        ProviderError: there is no usable onnxruntime.
+    """
+    with exporter_required():
+        from edge_export.parity import verify
+
+        return verify(bundle, source, lambda done, of: report(Progress("verifying", done, of)))
 
 
 def _size_bytes(source: Path) -> int:

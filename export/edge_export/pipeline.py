@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 
 import onnx
@@ -148,7 +148,7 @@ def export_model(
         with bundle_directory(destination, overwrite=options.overwrite) as directory:
             source_weights = SourceWeights(spec, checkpoint)
             calibration = None
-            if options.quant == "int4" and options.calibrate and _can_calibrate(spec):
+            if options.quant == "int4" and options.calibrate:
                 calibration = _calibration(spec, source_weights, tokenizer, checkpoint, report)
             weights = DecoderWeights(
                 source_weights,
@@ -244,28 +244,6 @@ def group_stats(stats: Sequence[tuple[str, QuantizedGroupStats]]) -> tuple[Quant
     for role, item in stats:
         groups.setdefault((role, item.source_kind, item.stored_as), []).append(item)
     return tuple(add_stats(items).as_group(role) for (role, *_), items in groups.items())
-
-
-def _can_calibrate(spec: DecoderSpec) -> bool:
-    """Whether the forward pass of edge_export.quantize.activations computes this decoder."""
-    return (
-        spec
-        == replace(
-            spec,
-            rotaries=(),
-            windows=(),
-            norm="rms",
-            query_key_norm=None,
-            activation="silu",
-            gated=True,
-            attention_scale=None,
-            attention_softcap=None,
-            embedding_scale=1.0,
-            residual_scale=1.0,
-        )
-        and spec.has("attention_norm")
-        and not spec.has("attention_post_norm")
-    )
 
 
 def _calibration(

@@ -25,6 +25,7 @@ from edge_runtime.providers.session import SessionOptions
 from edge_runtime.providers.threads import plan_threads
 
 _PROBE_TOKENS = 16
+_CHUNK = 64
 # Of the spread of the logits. Integer compute rounds activations, and a difference in the last bit
 # of a sum may turn a rounding: up to 0.1 was seen on good exports. A cache that is read wrongly gives
 # other logits altogether, 1 and more.
@@ -180,3 +181,46 @@ def _last_logits(
         held += count
     last: NDArray[np.float32] = logits[0, 0].copy()
     return last
+
+
+def bundle_logits(
+    directory: Path, manifest: Manifest, tokens: NDArray[np.int64]
+) -> NDArray[np.float32]:
+    """Logits after each token, float32 (T, V): read in chunks through the cache.
+
+    Args:
+        directory: the bundle.
+        manifest: its.
+        tokens: int64 (T,), read from position 0.
+
+    Raises:
+        ExportError: the graph does not run.
+        ProviderError: there is no usable onnxruntime, or it does not open the graph.
+    """
+    dimensions = manifest.dimensions
+    logits = np.empty((len(tokens), dimensions.vocabulary_size), np.float32)
+    with (
+        closing(KVCache(CacheGeometry.of(dimensions, slots=1, capacity=len(tokens)))) as cache,
+        closing(
+            OrtModelRunner(
+                directory / manifest.graphs[0].file,
+                cache,
+                vocabulary_size=dimensions.vocabulary_size,
+                options=SessionOptions(plan_threads()),
+            )
+        ) as runner,
+    ):
+        for start in range(0, len(tokens), _CHUNK):
+            chunk = tokens[start : start + _CHUNK]
+            step = StepInput(
+                first_slot=0,
+                token_ids=chunk[None],
+                held=np.array([start], np.int32),
+                lengths=np.array([len(chunk)], np.int32),
+                logits_indices=np.arange(len(chunk), dtype=np.int64)[None],
+            )
+            try:
+                logits[start : start + len(chunk)] = runner.run(step)[0]
+            except RunError as exc:
+                raise ExportError(f"the exported graph does not run: {exc.message}") from exc
+    return logits

@@ -16,18 +16,17 @@ from edge_export.pipeline import ExportOptions, export_model
 from edge_export.quantize.recipes import Recipe
 from support.golden import (
     CASES,
+    EXACT_WINDOWS,
+    WINDOWED,
     ExportedGraph,
     reference,
     relative_difference,
     write_checkpoint,
 )
 
-onnxruntime = pytest.importorskip("onnxruntime")
+pytest.importorskip("onnxruntime")
 
 TOLERANCE = 1e-3
-WINDOWED = {"gemma2", "gemma3", "mistral", "phi3", "phi3-long", "qwen2-window", "starcoder2"}
-# onnxruntime 1.23 looks back over one token more than the window.
-EXACT_WINDOWS = tuple(map(int, onnxruntime.__version__.split(".")[:2])) >= (1, 24)
 
 
 @pytest.fixture(scope="module", params=CASES)

@@ -152,4 +152,5 @@ class Options:
 
     quant: str = "auto"
     name: str | None = None
+    context_length: int | None = None
     overwrite: bool = False

@@ -120,14 +120,14 @@ CASES: Mapping[str, Case] = {
     ),
     "qwen3": Case("qwen3", {"head_dim": 32, "tie_word_embeddings": True}),
     "smollm3": Case(
-        "smollm3", {"no_rope_layers": [1, 0], "tie_word_embeddings": True, "pad_token_id": 257}
+        "smollm3", {"num_hidden_layers": 4, "tie_word_embeddings": True, "pad_token_id": 257}
     ),
     "gemma2": Case(
         "gemma2",
         {
             "head_dim": 32,
             "sliding_window": 16,
-            "query_pre_attn_scalar": 24,
+            "query_pre_attn_scalar": 32,
             "attn_logit_softcapping": 5.0,
             "final_logit_softcapping": 8.0,
         },
@@ -135,10 +135,10 @@ CASES: Mapping[str, Case] = {
     "gemma3": Case(
         "gemma3_text",
         {
-            "head_dim": 32,
+            "num_hidden_layers": 6,
+            "head_dim": 16,
             "sliding_window": 16,
-            "query_pre_attn_scalar": 24,
-            "layer_types": ["sliding_attention", "full_attention"],
+            "query_pre_attn_scalar": 16,
             "rope_parameters": {
                 "sliding_attention": {"rope_type": "default", "rope_theta": 10000.0},
                 "full_attention": {"rope_type": "linear", "rope_theta": 1e6, "factor": 8.0},
@@ -166,7 +166,8 @@ CASES: Mapping[str, Case] = {
     "olmo2": Case("olmo2", {"head_dim": 16}),
     "starcoder2": Case("starcoder2", {"sliding_window": 16, "use_bias": True}),
     "stablelm": Case(
-        "stablelm", {"head_dim": 32, "hidden_size": 128, "partial_rotary_factor": 0.5}
+        "stablelm",
+        {"num_attention_heads": 2, "num_key_value_heads": 1, "partial_rotary_factor": 0.5},
     ),
 }
 

@@ -16,14 +16,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edge_export.architectures.spec import DecoderSpec
-from edge_export.quantize.activations import HiddenStates, Linear, gated
+from edge_export.quantize.activations import HiddenStates, Linear, inner
 from edge_export.quantize.blocks import BlockQuantized
 from edge_export.source_weights import SourceWeights
 
 F32 = NDArray[np.float32]
-
-# Linears that read the same input, in the order of the graph.
-_GROUPS = (("query", "key", "value"), ("attention_output",), ("gate", "up"), ("down",))
 
 
 @dataclass(frozen=True, eq=False)
@@ -72,7 +69,7 @@ class Calibration:
         self._source = source
         self._windows = windows
         self._on_layer = on_layer
-        self._walks: tuple[_Walk, _Walk] | None = None  # quantized, as the source is
+        self._walks: tuple[Walk, Walk] | None = None  # quantized, as the source is
         self._moments: Moments | None = None
         self._held: dict[str, Linear] = {}
 
@@ -100,7 +97,7 @@ class Calibration:
             return
         assert self._walks is not None, "the embedding comes first"
         self._held[role] = Linear(blocks.dequantize(), self._source.bias(role, layer))
-        group = next(g for g in _GROUPS if role in g)
+        group = next(g for g in groups(self._spec) if role in g)
         if role != group[-1]:
             return
         quantized, exact = self._walks
@@ -116,49 +113,53 @@ class Calibration:
 
     def _final_moments(self) -> Moments:
         walk = self._walk(None)
-        for layer in range(self._spec.layers):
-            for group in _GROUPS:
-                walk.step_exactly(layer, group)
-            self._on_layer(layer + 1)
+        walk.finish_exactly(self._on_layer)
         with np.errstate(all="ignore"):
             return Moments(walk.x.T @ walk.x, None, len(walk.x))
 
-    def _walk(self, embedded: F32 | None) -> _Walk:
+    def _walk(self, embedded: F32 | None) -> Walk:
         """From given embeddings, or from the source's."""
         if embedded is None:
             embedded = self._source.embed(np.concatenate(self._windows))
-        return _Walk(self._spec, self._source, embedded, [len(w) for w in self._windows])
+        return Walk(self._spec, self._source, embedded, [len(w) for w in self._windows])
 
 
-class _Walk:
-    """States on their way through the decoder; ``x`` is what the next linears multiply."""
+class Walk:
+    """States on their way through the decoder; ``x`` is what the next linears multiply.
+
+    Args:
+        spec: the decoder.
+        source: its weights.
+        embedded: float32 (T, hidden), the embeddings of all texts' tokens.
+        lengths: tokens of each text; their sum is T.
+    """
 
     def __init__(
         self, spec: DecoderSpec, source: SourceWeights, embedded: F32, lengths: Sequence[int]
     ) -> None:
-        self._layers = spec.layers
+        self._spec = spec
         self._source = source
-        self._states = HiddenStates(spec, embedded, lengths)
-        self.x = self._normed("attention_norm", 0)
+        self._states = HiddenStates(spec, source, embedded, lengths)
+        self.x = self._states.read("attention_norm", 0)
 
     def step(self, layer: int, group: Sequence[str], linears: dict[str, Linear]) -> None:
         """Apply the linears that read ``x``, and go on to the next linears' input."""
-        first = linears[group[0]]
+        states, first = self._states, linears[group[0]]
         with np.errstate(all="ignore"):  # a damaged file's numbers may overflow
             if group[0] == "query":
-                self.x = self._states.attend(self.x, first, linears["key"], linears["value"])
+                self.x = states.attend(layer, self.x, first, linears["key"], linears["value"])
             elif group[0] == "attention_output":
-                self._states.add(first(self.x))
-                self.x = self._normed("feed_forward_norm", layer)
-            elif group[0] == "gate":
-                self.x = gated(self.x, first, linears["up"])
+                states.write(first(self.x), "attention_post_norm", layer)
+                self.x = states.read("feed_forward_norm", layer)
+            elif group[-1] == "up":
+                self.x = inner(self._spec, self.x, linears.get("gate"), linears["up"])
             else:
-                self._states.add(first(self.x))
-                last = layer == self._layers - 1
+                states.write(first(self.x), "feed_forward_post_norm", layer)
+                last = layer == self._spec.layers - 1
                 self.x = (
-                    self._normed("final_norm", None)
+                    states.read("final_norm", None)
                     if last
-                    else self._normed("attention_norm", layer + 1)
+                    else states.read("attention_norm", layer + 1)
                 )
 
     def step_exactly(self, layer: int, group: Sequence[str]) -> None:
@@ -167,5 +168,15 @@ class _Walk:
         linears = {r: Linear(source.matrix(r, layer), source.bias(r, layer)) for r in group}
         self.step(layer, group, linears)
 
-    def _normed(self, role: str, layer: int | None) -> F32:
-        return self._states.normed(self._source.vector(role, layer))
+    def finish_exactly(self, on_layer: Callable[[int], None]) -> None:
+        """All layers with the source's own weights; ``x`` is then what the head multiplies."""
+        for layer in range(self._spec.layers):
+            for group in groups(self._spec):
+                self.step_exactly(layer, group)
+            on_layer(layer + 1)
+
+
+def groups(spec: DecoderSpec) -> tuple[tuple[str, ...], ...]:
+    """Linears that read the same input, in the order of the graph."""
+    first = ("gate", "up") if spec.gated else ("up",)
+    return (("query", "key", "value"), ("attention_output",), first, ("down",))

@@ -38,10 +38,30 @@ def calibration_windows(
     Returns:
         int64 (tokens,) of at most 512 tokens each, 1,024 in all.
     """
-    encoding = Tokenizer.from_str(tokenizer_json).encode(
-        calibration_text(), add_special_tokens=False
-    )
-    ids = np.array(encoding.ids[:_MOST_TOKENS], np.int64)
+    ids = _tokens(tokenizer_json)[:_MOST_TOKENS]
     begin = np.array([] if begin_token_id is None else [begin_token_id], np.int64)
     step = max(1, min(_WINDOW, context_length) - len(begin))
     return [np.concatenate([begin, ids[i : i + step]]) for i in range(0, len(ids), step)]
+
+
+def unseen_tokens(
+    tokenizer_json: str, *, begin_token_id: int | None, count: int
+) -> NDArray[np.int64]:
+    """Tokens of the text's end, which calibration does not read where the text is long enough.
+
+    Args:
+        tokenizer_json: as Hugging Face's ``tokenizers`` reads it.
+        begin_token_id: the token before them; None for none.
+        count: how many, at most.
+    """
+    begin = np.array([] if begin_token_id is None else [begin_token_id], np.int64)
+    ids = _tokens(tokenizer_json)
+    start = min(_MOST_TOKENS, max(0, len(ids) - count))
+    return np.concatenate([begin, ids[start:]])[:count]
+
+
+def _tokens(tokenizer_json: str) -> NDArray[np.int64]:
+    encoding = Tokenizer.from_str(tokenizer_json).encode(
+        calibration_text(), add_special_tokens=False
+    )
+    return np.array(encoding.ids, np.int64)
