@@ -5,6 +5,7 @@ Composes the rooms beside it and reports progress; each step's how lives in its 
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -27,6 +28,7 @@ from edge_export.graph.decoder import build_decoder
 from edge_export.portable_graphs import PortableRequest, write_portable_graphs
 from edge_export.quantize.calibration import Calibration
 from edge_export.quantize.calibration_text import calibration_windows
+from edge_export.quantize.gptq import COMPENSATION_BYTES, LARGEST_WIDTH
 from edge_export.quantize.recipes import (
     CALIBRATED_BLOCK_SIZE,
     QuantizedGroupStats,
@@ -65,6 +67,10 @@ GRAPH_NAME = "decoder.onnx"
 WEIGHTS_NAME = "decoder.weights"
 # Providers that were seen to run the fused graph with the CPU's tokens.
 FUSED_PROVIDERS = ("CPUExecutionProvider", "OpenVINOExecutionProvider")
+
+_BYTES_PER_4_BIT_WEIGHT = 0.55
+_MEMORY_ABOVE_BUNDLE = 500_000_000
+_EXPORTERS_OWN = 300_000_000  # libraries, a layer in float32, the text's states
 
 
 @dataclass(frozen=True)
@@ -187,7 +193,7 @@ def export_model(
                 quantization=Quantization(
                     options.quant,
                     group_stats(weights.stats),
-                    method=None if calibration is None else f"gptq, block {CALIBRATED_BLOCK_SIZE}",
+                    method=None if calibration is None else _method(spec, checkpoint),
                 ),
                 files=file_entries(directory),
                 source=SourceEntry(checkpoint.format, source.resolve().name, model.sha256()),
@@ -263,7 +269,28 @@ def _calibration(
         begin_token_id=tokenizer.bos_token_id if tokenizer.add_bos else None,
         context_length=spec.context_length,
     )
-    return Calibration(spec, weights, windows, on_layer=on_layer)
+    return Calibration(
+        spec, weights, windows, widest=_widest_compensated(checkpoint), on_layer=on_layer
+    )
+
+
+def _widest_compensated(checkpoint: Checkpoint) -> int:
+    """How wide an input may be for its rounding to stay within the memory an export may take.
+
+    That is what the bundle will take and half a gigabyte more. Rounding that makes up for its
+    errors takes 40 bytes times the square of the width.
+    """
+    values = sum(math.prod(tensor.shape) for tensor in checkpoint.tensors.values())
+    allowed = _BYTES_PER_4_BIT_WEIGHT * values + _MEMORY_ABOVE_BUNDLE - _EXPORTERS_OWN
+    return min(LARGEST_WIDTH, math.isqrt(int(allowed / COMPENSATION_BYTES)))
+
+
+def _method(spec: DecoderSpec, checkpoint: Checkpoint) -> str:
+    method = f"gptq, block {CALIBRATED_BLOCK_SIZE}"
+    widest = _widest_compensated(checkpoint)
+    if max(spec.hidden_size, spec.feed_forward_size, spec.heads * spec.head_size) <= widest:
+        return method
+    return f"{method}; inputs of more than {widest} values by importance alone"
 
 
 def _write_graph(spec: DecoderSpec, weights: DecoderWeights, directory: Path) -> onnx.ModelProto:

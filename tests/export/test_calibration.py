@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from edge_export.architectures.registry import read_spec
 from edge_export.pipeline import ExportOptions, ExportProgress, export_gguf
-from edge_export.quantize.calibration import Calibration
+from edge_export.quantize.calibration import Calibration, Moments
 from edge_export.quantize.calibration_text import calibration_text, calibration_windows
 from edge_export.quantize.recipes import quantize_tensor
 from edge_export.source_weights import SourceWeights
@@ -181,3 +181,20 @@ def test_windows_fit_the_context_and_begin_as_the_model_wants(tmp_path):
     assert max(map(len, short)) == 100
     assert all(w[0] == 7 for w in short)
     assert np.array_equal(np.concatenate([w[1:] for w in short]), np.concatenate(plain))
+
+
+def test_of_inputs_that_are_too_wide_only_the_squares_are_kept(tmp_path: Path) -> None:
+    with walk(tmp_path, kind="F32") as w:
+        narrow = Calibration(w.spec, w.source, WINDOWS, widest=64, on_layer=lambda _: None)
+        weights = DecoderWeights(w.source, "int4", calibration=narrow, on_tensor=lambda _: None)
+        weights.matrix("embedding")
+        w.weights.matrix("embedding")
+        for role in LAYER_ROLES:
+            found, whole = narrow.moments(role), w.calibration.moments(role)
+            assert whole is not None and found is not None
+            np.testing.assert_allclose(found.importance, whole.importance, rtol=1e-4)
+            assert isinstance(found, Moments) == (role != "down")
+            w.weights.matrix(role, 0)
+            if role != "down":
+                # Both walk on with the same weights.
+                weights.matrix(role, 0)

@@ -44,6 +44,17 @@ class Moments:
         return np.ascontiguousarray(np.diagonal(self.second))
 
 
+@dataclass(frozen=True, eq=False)
+class ColumnWeights:
+    """What is known of an input that is too wide for its :class:`Moments`.
+
+    Attributes:
+        importance: the sum of squares of each column, float32 [K].
+    """
+
+    importance: F32
+
+
 class Calibration:
     """Walks the decoder as its matrices are quantized.
 
@@ -54,6 +65,8 @@ class Calibration:
         spec: the decoder.
         source: its weights.
         windows: int64 token ids (tokens,), each read from position 0.
+        widest: of wider inputs only the sums of squares are kept: moments grow with the square
+            of the width. None sets no bound.
         on_layer: called with the number of layers done by the first, unquantized pass.
     """
 
@@ -63,17 +76,19 @@ class Calibration:
         source: SourceWeights,
         windows: Sequence[NDArray[np.int64]],
         *,
+        widest: int | None = None,
         on_layer: Callable[[int], None],
     ) -> None:
         self._spec = spec
         self._source = source
         self._windows = windows
+        self._widest = widest
         self._on_layer = on_layer
         self._walks: tuple[Walk, Walk] | None = None  # quantized, as the source is
-        self._moments: Moments | None = None
+        self._moments: Moments | ColumnWeights | None = None
         self._held: dict[str, Linear] = {}
 
-    def moments(self, role: str) -> Moments | None:
+    def moments(self, role: str) -> Moments | ColumnWeights | None:
         """Moments of the input of the matrix that comes next.
 
         Args:
@@ -85,8 +100,7 @@ class Calibration:
         assert self._walks is not None, "the embedding comes first"
         if self._moments is None:
             x, y = (walk.x for walk in self._walks)
-            with np.errstate(all="ignore"):  # whoever uses them looks whether they are finite
-                self._moments = Moments(x.T @ x, (y - x).T @ x, len(x))
+            self._moments = self._of(x, y)
         return self._moments
 
     def accept(self, role: str, layer: int | None, blocks: BlockQuantized) -> None:
@@ -111,11 +125,16 @@ class Calibration:
         embedded = table.permute_rows(wanted).dequantize()[where]
         self._walks = self._walk(embedded), self._walk(None)
 
-    def _final_moments(self) -> Moments:
+    def _of(self, x: F32, y: F32 | None) -> Moments | ColumnWeights:
+        with np.errstate(all="ignore"):  # whoever uses them looks whether they are finite
+            if self._widest is not None and x.shape[1] > self._widest:
+                return ColumnWeights(np.einsum("tk,tk->k", x, x))
+            return Moments(x.T @ x, None if y is None else (y - x).T @ x, len(x))
+
+    def _final_moments(self) -> Moments | ColumnWeights:
         walk = self._walk(None)
         walk.finish_exactly(self._on_layer)
-        with np.errstate(all="ignore"):
-            return Moments(walk.x.T @ walk.x, None, len(walk.x))
+        return self._of(walk.x, None)
 
     def _walk(self, embedded: F32 | None) -> Walk:
         """From given embeddings, or from the source's."""

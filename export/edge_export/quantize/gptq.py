@@ -9,7 +9,7 @@ others fixed (as in QuantEase: Behdin et al. 2023).
 
 Columns keep their order: a scale serves columns that lie side by side. Arrays are transposed, [K, N]
 for N rows, so that what is done to a column of all rows runs along memory. Time grows with N K^2,
-and memory with K^2: about 40 bytes times it, 3.4 GB at the widest. Knows no files and no layers.
+and memory with K^2: about :data:`COMPENSATION_BYTES` times it, 3.4 GB at the widest. Knows no files and no layers.
 """
 
 from __future__ import annotations
@@ -25,6 +25,8 @@ from edge_export.quantize.round_to_nearest import find_4_bit_grids
 
 F32 = NDArray[np.float32]
 
+COMPENSATION_BYTES = 40
+"""Memory that rounding takes, times the square of the input's width."""
 LARGEST_WIDTH = 9216
 """Inputs wider than this are not compensated for."""
 

@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 
 from edge_export.quantize.block_means import BLOCK_MEANS_KINDS, carry_with_means
 from edge_export.quantize.blocks import BlockQuantized, concatenate
-from edge_export.quantize.calibration import Moments
+from edge_export.quantize.calibration import ColumnWeights, Moments
 from edge_export.quantize.exact import EXACT_BITS, carry_exactly
 from edge_export.quantize.float_minimum import FLOAT_MINIMUM_KINDS, carry_float_minimum
 from edge_export.quantize.gptq import Compensation, compensated_4_bits
@@ -120,7 +120,7 @@ def quantize_tensor(
     role: Role = "linear",
     symmetric: bool = False,
     embedding_bits: Literal[4, 8] = 8,
-    moments: Moments | None = None,
+    moments: Moments | ColumnWeights | None = None,
     rows_per_slice: int | None = None,
 ) -> tuple[BlockQuantized, QuantizedGroupStats]:
     """Bring a matrix to MatMulNBits blocks under a recipe.
@@ -165,9 +165,14 @@ def quantize_tensor(
 
 
 def _to_4_bits(
-    tensor: SourceTensor, step: int, role: Role, moments: Moments | None, *, symmetric: bool
+    tensor: SourceTensor,
+    step: int,
+    role: Role,
+    moments: Moments | ColumnWeights | None,
+    *,
+    symmetric: bool,
 ) -> tuple[BlockQuantized, QuantizedGroupStats]:
-    compensation = None if moments is None else Compensation.of(moments)
+    compensation = Compensation.of(moments) if isinstance(moments, Moments) else None
     block_size = _block_size(tensor, _BLOCK_SIZE if compensation is None else CALIBRATED_BLOCK_SIZE)
     # onnxruntime 1.23 gathers wrongly from a table whose rows have an odd number of packed zero
     # points: without any, it gathers rightly.
@@ -203,7 +208,7 @@ def _bits(kind: str, recipe: Recipe, role: Role, embedding_bits: int) -> int:
     return embedding_bits if role == "embedding" else 4
 
 
-def _importance(moments: Moments | None) -> NDArray[np.float32] | None:
+def _importance(moments: Moments | ColumnWeights | None) -> NDArray[np.float32] | None:
     """Each column's, where moments are too wide to compensate with; None where they say nothing."""
     if moments is None or not np.isfinite(moments.importance).all():
         return None
