@@ -154,3 +154,4 @@ class Options:
     name: str | None = None
     context_length: int | None = None
     overwrite: bool = False
+    portable: tuple[Any, ...] = ()
