@@ -64,12 +64,17 @@ class PressureMonitor:
         resident = self._resident_bytes()
         if resident is None:
             return None
-        if resident <= self._low and self._shrunk:
+        if resident > self._high:
+            return self._act()
+        # Between the two, what finished requests leave goes first, and when only one runs nothing
+        # more can come free by waiting.
+        if self._shrunk and (resident <= self._low or self._has_given_all()):
             self._shrunk = False
             self._scheduler.admitting = True
-        if resident <= self._high:
-            return None
-        return self._act()
+        return None
+
+    def _has_given_all(self) -> bool:
+        return not self._drop_prefixes() and len(self._scheduler.running) <= 1
 
     def _act(self) -> Sequence | None:
         if self._drop_prefixes():

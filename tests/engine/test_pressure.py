@@ -117,6 +117,19 @@ def test_under_pressure_one_request_at_a_time_is_still_served() -> None:
     assert machine.actions[3] == 0
 
 
+def test_memory_that_stays_between_the_marks_does_not_hold_requests_up_for_ever() -> None:
+    machine = Machine()
+    for prompt in ("abc", "hij"):
+        machine.submit(prompt, 60)
+    machine.resident = 990
+    while machine.running != 1:
+        machine.steps(1)
+    machine.resident = 970
+    machine.submit("pqr", 5)
+    machine.steps(3)
+    assert machine.running == 3
+
+
 def test_a_system_that_tells_nothing_is_left_alone() -> None:
     machine = Machine()
     machine.resident = None
