@@ -219,6 +219,8 @@ def _opener(arguments: argparse.Namespace) -> OpenModel:
         if engine.memory_plan is not None and engine.memory_plan.steps:
             steps = ", ".join(engine.memory_plan.steps)
             print(f"{served.name}, to stay under the cap: {steps}", file=sys.stderr, flush=True)
+        for notice in engine.notices:
+            print(f"{served.name}: {notice}", file=sys.stderr, flush=True)
         return engine
 
     return open_model

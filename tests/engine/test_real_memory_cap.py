@@ -72,3 +72,16 @@ def test_plan_prints_lines_that_add_up(real_bundle: Path) -> None:
     parts = ("baseline", "weights_anonymous", "weights_mapped", "activations", "cache", "headroom")
     assert sum(plan[part] for part in parts) == plan["total"] <= plan["cap"] == 600_000_000
     assert plan["granted"]["slots"] == 2
+
+
+def test_a_plan_without_a_cap_is_made_for_what_the_machine_leaves(real_bundle: Path) -> None:
+    result = subprocess.run(
+        [sys.executable, "-m", "edge_runtime", "plan", str(real_bundle), "--json"],
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=True,
+    )
+    plan = json.loads(result.stdout)
+    assert plan["total"] <= plan["cap"]
+    assert "available" in plan["cap_source"] or "control group" in plan["cap_source"]
