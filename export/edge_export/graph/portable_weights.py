@@ -99,11 +99,14 @@ class FusedWeights:
             )
             return self._op.Gather(table, ids, axis=0)
         if blocks.bits == 8:
+            # As a matrix: OpenVINO dequantizes along the first two axes only.
+            flat = self._op.Reshape(ids, self._op.constant("flat", np.array([-1], np.int64)))
             parts = [
-                self._op.Gather(part, ids, axis=0)
+                self._op.Gather(part, flat, axis=0)
                 for part in self._stored(values, scales, points, blocks)
             ]
-            return self._op.DequantizeLinear(*parts, axis=2, block_size=blocks.block_size)
+            gathered = self._op.DequantizeLinear(*parts, axis=1, block_size=blocks.block_size)
+            return self._op.Unsqueeze(gathered, self._op.constant("batch", np.array([0], np.int64)))
         # Few providers gather 4-bit values: the table is dequantized first, and folded by those
         # that have the memory.
         parts = list(self._stored(values, scales, points, blocks))
