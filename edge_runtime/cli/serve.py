@@ -309,7 +309,7 @@ def _open_log() -> None:
     handler.setFormatter(logging.Formatter("%(message)s"))
     own = logging.getLogger("edge_runtime.server")
     own.setLevel(logging.INFO)
-    own.addHandler(handler)
+    own.handlers[:] = [handler]
     own.propagate = False
     # uvicorn's warnings quote what clients sent; its errors are told here.
     logging.getLogger("uvicorn").setLevel(logging.CRITICAL)

@@ -23,12 +23,12 @@ def tcp_socket(host: str, port: int) -> socket.socket:
     Raises:
         UsageError: no such address, or it is in use.
     """
+    if not 0 <= port <= 65535:  # the system would take it modulo 65536
+        raise UsageError(f"port {port} is out of range", hint="use 1 to 65535")
     try:
         found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
     except (OSError, UnicodeError) as exc:
         raise UsageError(f"{host!r} is no address of this machine: {_said(exc)}") from exc
-    except OverflowError as exc:
-        raise UsageError(f"port {port} is out of range", hint="use 1 to 65535") from exc
     family, kind, protocol, _, address = found[0]
     opened = socket.socket(family, kind, protocol)
     try:
@@ -36,7 +36,7 @@ def tcp_socket(host: str, port: int) -> socket.socket:
             opened.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         opened.bind(address)
         opened.listen(_BACKLOG)
-    except (OSError, OverflowError) as exc:
+    except OSError as exc:
         opened.close()
         raise UsageError(
             f"cannot listen on {host} port {port}: {_said(exc)}", hint="choose another --port"

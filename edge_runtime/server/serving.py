@@ -106,6 +106,8 @@ class HttpServer(uvicorn.Server):
 
     def _drain(self) -> None:
         loop = asyncio.get_running_loop()
+        if not self._context.pool.closing:
+            self._context.log.say("shutting down")
         self._context.pool.begin_closing()
         loop.call_later(self._context.settings.shutdown_timeout_s, self._context.cancel_all)
 
