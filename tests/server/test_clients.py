@@ -89,6 +89,77 @@ def test_openais_client_asks_and_streams(served: str) -> None:
             client.chat.completions.create(model="gpt-4o", messages=QUESTION)
 
 
+CLOCK: dict[str, Any] = {"type": "function", "function": {
+    "name": "get_time", "description": "The time in a city",
+    "parameters": {"type": "object", "properties": {"city": {"enum": ["Paris", "Rome"]}},
+                   "required": ["city"]},
+}}  # fmt: skip
+
+
+def test_openais_client_parses_structured_answers(served: str) -> None:
+    openai, pydantic = pytest.importorskip("openai"), pytest.importorskip("pydantic")
+    pytest.importorskip("llguidance")
+
+    class City(pydantic.BaseModel):  # type: ignore[misc, name-defined]
+        name: str = pydantic.Field(max_length=12)
+        size: int = pydantic.Field(ge=0, le=99)
+        sights: list[bool] = pydantic.Field(max_length=1)
+
+    with openai.OpenAI(base_url=f"{served}/v1", api_key="none") as client:
+        city = client.chat.completions.parse(
+            model="smollm", messages=QUESTION, response_format=City, max_tokens=60, temperature=1
+        )
+        assert city.choices[0].finish_reason == "stop"
+        assert isinstance(city.choices[0].message.parsed, City)
+        plain = client.chat.completions.create(
+            model="smollm", messages=QUESTION, max_tokens=8, temperature=1, seed=1,
+            extra_body={"regex": "(Paris|Rome), [0-9]{2}"},
+        )  # fmt: skip
+        assert plain.choices[0].message.content.split(",")[0] in ("Paris", "Rome")
+        unsupported = {"type": "array", "uniqueItems": True}
+        form = {"type": "json_schema", "json_schema": {"name": "x", "schema": unsupported}}
+        with pytest.raises(openai.BadRequestError, match="uniqueItems"):
+            client.chat.completions.create(model="smollm", messages=QUESTION, response_format=form)
+
+
+def test_openais_client_calls_tools(served: str) -> None:
+    openai = pytest.importorskip("openai")
+    pytest.importorskip("llguidance")
+    with openai.OpenAI(base_url=f"{served}/v1", api_key="none") as client:
+        asked = [{"role": "user", "content": "What time is it in Rome?"}]
+        fields = {"model": "smollm", "tools": [CLOCK], "temperature": 0, "max_tokens": 40}
+        only = {"type": "function", "function": {"name": "get_time"}}
+        whole = client.chat.completions.create(
+            messages=asked, tool_choice=only, parallel_tool_calls=False, **fields
+        )
+        (call,) = whole.choices[0].message.tool_calls
+        assert whole.choices[0].finish_reason == "tool_calls"
+        assert json.loads(call.function.arguments)["city"] in ("Paris", "Rome")
+        with client.chat.completions.stream(
+            messages=asked, tool_choice="required", parallel_tool_calls=False, **fields
+        ) as stream:
+            streamed = stream.get_final_completion().choices[0].message.tool_calls[0]
+        assert streamed.function.arguments == call.function.arguments
+        result = {"role": "tool", "tool_call_id": call.id, "content": "Half past nine."}
+        history = [*asked, whole.choices[0].message.to_dict(), result]
+        answer = client.chat.completions.create(messages=history, **(fields | {"max_tokens": 8}))
+        assert answer.choices[0].finish_reason in ("stop", "length", "tool_calls")
+
+
+def test_ollamas_client_asks_for_a_form_and_calls_tools(served: str) -> None:
+    ollama = pytest.importorskip("ollama")
+    pytest.importorskip("llguidance")
+    options = {"temperature": 0, "num_predict": 40}
+    schema = CLOCK["function"]["parameters"] | {"additionalProperties": False}
+    with ollama.Client(host=served) as client:
+        answer = client.chat("smollm", QUESTION, format=schema, options=options)
+        called = client.chat("smollm", QUESTION, tools=[CLOCK], options=options)
+    assert json.loads(answer.message.content)["city"] in ("Paris", "Rome")
+    for call in called.message.tool_calls or ():
+        assert call.function.name == "get_time"
+        assert call.function.arguments["city"] in ("Paris", "Rome")
+
+
 def test_openais_async_client_streams_several_at_once(served: str) -> None:
     openai = pytest.importorskip("openai")
 
