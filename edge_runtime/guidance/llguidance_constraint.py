@@ -33,6 +33,7 @@ if TYPE_CHECKING:
 
 KEPT_GRAMMARS = 16
 TIME_LIMIT_S = 10.0
+_WAIT_S = 3 * TIME_LIMIT_S  # for the grammars of others
 _STACK_BYTES = 32 * 1024**2
 
 # Steps of the library's own, about a quarter of its defaults: what they allow takes under a second
@@ -117,19 +118,24 @@ class GrammarCompiler:
             return LlguidanceConstraint(matcher.deep_copy())
 
     def _compile(self, text: str) -> LLMatcher:
-        if not self._compiling.acquire(timeout=TIME_LIMIT_S):
+        if not self._compiling.acquire(timeout=_WAIT_S):
             raise GrammarError("other grammars are being compiled", hint="try again later")
         outcome: list[LLMatcher | BaseException] = []
 
         def work() -> None:
             try:
-                outcome.append(self._compiled(text))
+                outcome.append(_compiled(vocabulary, text))
             except BaseException as exc:
                 outcome.append(exc)
             finally:
                 self._compiling.release()
 
-        thread = _thread_with_deep_stack(work)
+        try:
+            vocabulary = self._vocabulary()
+            thread = _thread_with_deep_stack(work)
+        except BaseException:
+            self._compiling.release()
+            raise
         thread.join(TIME_LIMIT_S)
         if not outcome:
             # The library cannot be stopped. It goes on alone; its result is dropped.
@@ -138,40 +144,49 @@ class GrammarCompiler:
             raise outcome[0]
         return outcome[0]
 
-    def _compiled(self, text: str) -> LLMatcher:
+    def _vocabulary(self) -> LLTokenizer:
+        """The tokenizer as the library has it; read once, a second for 50 thousand tokens."""
         try:
-            from llguidance import LLMatcher, LLParserLimits
+            from llguidance import LLTokenizer, TokenizerWrapper
         except ImportError as exc:
             raise not_installed() from exc
         if self._library_tokenizer is None:
-            self._library_tokenizer = self._read_vocabulary()
-        limits = LLParserLimits(
-            initial_lexer_fuel=_LEXER_FUEL,
-            max_grammar_size=_GRAMMAR_SIZE,
-            max_lexer_states=_LEXER_STATES,
-            verbose_errors=False,
-        )
-        matcher = LLMatcher(self._library_tokenizer, text, log_level=0, limits=limits)
-        if matcher.is_error():
-            raise GrammarError(_in_our_words(matcher.get_error()))
-        trial = matcher.deep_copy()
-        trial.compute_bitmask()
-        if "NoExtension" in trial.get_error():
-            raise GrammarError("the grammar matches nothing")
-        if trial.is_error():
-            raise GrammarError(_in_our_words(trial.get_error()))
-        return matcher
+            vocabulary = _Vocabulary(self._tokenizer, self._vocabulary_size, self._end_tokens)
+            self._library_tokenizer = LLTokenizer(
+                TokenizerWrapper(vocabulary),
+                n_vocab=self._vocabulary_size,
+                eos_token=list(self._end_tokens) or None,
+                # Slices (precomputed masks for parts of strings) would cost 12 MB for 50 thousand
+                # tokens, and no share of a decode step that can be measured here.
+                slices=[],
+            )
+        return self._library_tokenizer
 
-    def _read_vocabulary(self) -> LLTokenizer:
-        from llguidance import LLTokenizer, TokenizerWrapper
 
-        vocabulary = _Vocabulary(self._tokenizer, self._vocabulary_size, self._end_tokens)
-        return LLTokenizer(
-            TokenizerWrapper(vocabulary),
-            n_vocab=self._vocabulary_size,
-            eos_token=list(self._end_tokens) or None,
-            slices=LLTokenizer.json_slices(),
-        )
+def _compiled(vocabulary: LLTokenizer, text: str) -> LLMatcher:
+    """A matcher at its beginning, which is only copied from then on.
+
+    Raises:
+        GrammarError: the library refuses the text, or nothing matches it.
+    """
+    from llguidance import LLMatcher, LLParserLimits
+
+    limits = LLParserLimits(
+        initial_lexer_fuel=_LEXER_FUEL,
+        max_grammar_size=_GRAMMAR_SIZE,
+        max_lexer_states=_LEXER_STATES,
+        verbose_errors=False,
+    )
+    matcher = LLMatcher(vocabulary, text, log_level=0, limits=limits)
+    if matcher.is_error():
+        raise GrammarError(_in_our_words(matcher.get_error()))
+    trial = matcher.deep_copy()
+    trial.compute_bitmask()
+    if "NoExtension" in trial.get_error():
+        raise GrammarError("the grammar matches nothing")
+    if trial.is_error():
+        raise GrammarError(_in_our_words(trial.get_error()))
+    return matcher
 
 
 class _Vocabulary:

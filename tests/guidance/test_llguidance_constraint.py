@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import json
 import random
+import threading
 from typing import Any
 
 import numpy as np
@@ -9,6 +10,7 @@ import pytest
 from support.schemas import schemas
 from support.valid_json import assert_instance
 
+import edge_runtime.guidance.llguidance_constraint as module
 from edge_runtime.errors import GrammarError
 from edge_runtime.guidance.constraint import mask_of, unpacked
 from edge_runtime.guidance.grammar import (
@@ -197,10 +199,13 @@ def test_a_token_that_was_not_allowed_is_an_error(compiler: GrammarCompiler):
 def test_compiled_grammars_are_kept_and_the_least_used_go_first(monkeypatch: pytest.MonkeyPatch):
     compiler = GrammarCompiler(TOKENIZER, vocabulary_size=SIZE, end_tokens=[END])
     compiled: list[str] = []
-    compile_one = compiler._compiled
-    monkeypatch.setattr(
-        compiler, "_compiled", lambda text: compiled.append(text) or compile_one(text)
-    )
+    compile_one = module._compiled
+
+    def compile_and_note(vocabulary: Any, text: str) -> Any:
+        compiled.append(text)
+        return compile_one(vocabulary, text)
+
+    monkeypatch.setattr(module, "_compiled", compile_and_note)
     for i in range(KEPT_GRAMMARS):
         compiler.constraint(Regex(f"a{i}"))
     compiler.constraint(Regex("a0"))
@@ -210,6 +215,30 @@ def test_compiled_grammars_are_kept_and_the_least_used_go_first(monkeypatch: pyt
     assert len(compiled) == count == KEPT_GRAMMARS + 1
     compiler.constraint(Regex("a1"))
     assert len(compiled) == count + 1
+
+
+def test_a_grammar_that_compiles_for_too_long_is_given_up_and_blocks_nobody_for_ever(
+    monkeypatch: pytest.MonkeyPatch,
+):
+    compiler = GrammarCompiler(TOKENIZER, vocabulary_size=SIZE, end_tokens=[END])
+    release = threading.Event()
+    compile_one = module._compiled
+
+    def compile_slowly(vocabulary: Any, text: str) -> Any:
+        release.wait(20)
+        return compile_one(vocabulary, text)
+
+    monkeypatch.setattr(module, "_compiled", compile_slowly)
+    monkeypatch.setattr(module, "TIME_LIMIT_S", 0.05)
+    monkeypatch.setattr(module, "_WAIT_S", 0.05)
+    with pytest.raises(GrammarError, match="took longer"):
+        compiler.constraint(Regex("a"))
+    with pytest.raises(GrammarError, match="other grammars"):
+        compiler.constraint(Regex("b"))
+    release.set()
+    monkeypatch.setattr(module, "_WAIT_S", 10.0)
+    monkeypatch.setattr(module, "TIME_LIMIT_S", 10.0)
+    assert matches(compiler, Regex("b"), "b")
 
 
 def test_a_schemas_own_wish_for_blanks_is_not_heard(compiler: GrammarCompiler):
