@@ -10,7 +10,7 @@ set -eu
 root=$(CDPATH='' cd -- "$(dirname -- "$0")/.." && pwd -P)
 . "$root/tools/setup_venv.sh"
 
-install_extras cpu,export,serve,test
+install_extras cpu,export,serve,guide,test
 "$venv_python" -m edge_runtime pull smollm2-135m </dev/null >/dev/null
 cd "$root"
 exec "$venv_python" -m pytest "$@"
