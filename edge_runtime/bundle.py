@@ -13,6 +13,7 @@ import stat
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
+from typing import Literal, get_args
 
 from edge_runtime.errors import IntegrityError, ManifestError
 from edge_runtime.file_hash import sha256_of_file
@@ -23,6 +24,10 @@ MANIFEST_NAME = "manifest.json"
 TOKENIZER_NAME = "tokenizer.json"
 TOKENIZER_CONFIG_NAME = "tokenizer_config.json"
 CHAT_TEMPLATE_NAME = "chat_template.jinja"
+
+# How a graph stores keys and values: as computed, or in 8 bits with a scale for each channel.
+CacheType = Literal["float32", "int8"]
+CACHE_TYPES: tuple[CacheType, ...] = get_args(CacheType)
 
 _SHA256 = re.compile(r"[0-9a-f]{64}")
 _MAX_MANIFEST_BYTES = 16 * 1024 * 1024
@@ -57,6 +62,7 @@ class GraphEntry:
     ``capacity`` are the new tokens of a run and the rows of the cache where the graph fixes them;
     graphs of one dialect, precision and capacity belong together, and a step takes the smallest
     that it fits in. ``usability`` is what onnxruntime's checker says phones would take of it.
+    ``cache_type`` is one of :data:`CACHE_TYPES`, or one that a later version knows.
     """
 
     file: str
@@ -68,6 +74,7 @@ class GraphEntry:
     tokens: int | None = None
     capacity: int | None = None
     usability: tuple[str, ...] = ()
+    cache_type: str = "float32"
 
 
 @dataclass(frozen=True)

@@ -15,6 +15,7 @@ from edge_runtime.engine.kv_cache import CacheGeometry
 from edge_runtime.errors import ManifestError
 
 _INT32, _INT64, _FLOAT = "tensor(int32)", "tensor(int64)", "tensor(float)"
+_CACHE = {"float32": _FLOAT, "int8": "tensor(int8)"}
 
 # A type as onnxruntime writes it, and a shape; None is a dimension that differs from step to step.
 _Value = tuple[str, tuple[int | None, ...]]
@@ -34,7 +35,7 @@ def check_graph(session: Any, graph: Path, geometry: CacheGeometry, vocabulary_s
     Raises:
         ManifestError: one is missing, too many, or of another type or shape.
     """
-    row = (_FLOAT, (None, geometry.kv_heads, None, geometry.head_size))
+    row = (_CACHE[geometry.cache_type], (None, geometry.kv_heads, None, geometry.head_size))
     cache = [f"{layer}.{part}" for layer in range(geometry.layers) for part in ("key", "value")]
     inputs: dict[str, _Value] = {
         "input_ids": (_INT64, (None, None)),

@@ -16,35 +16,49 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from edge_runtime.bundle import ModelDimensions
+from edge_runtime.bundle import CacheType, ModelDimensions
 from edge_runtime.errors import RunError
-
-_ITEM_BYTES = np.dtype(np.float32).itemsize
 
 
 @dataclass(frozen=True)
 class CacheGeometry:
-    """Sizes of the cache: (layers, key and value, slots, kv_heads, capacity, head_size)."""
+    """Sizes of the cache: (layers, key and value, slots, kv_heads, capacity, head_size).
+
+    In int8 each number stands for itself times its channel's scale, which the graph knows.
+    """
 
     layers: int
     slots: int
     kv_heads: int
     capacity: int
     head_size: int
+    cache_type: CacheType = "float32"
 
     @classmethod
-    def of(cls, model: ModelDimensions, *, slots: int, capacity: int) -> CacheGeometry:
+    def of(
+        cls,
+        model: ModelDimensions,
+        *,
+        slots: int,
+        capacity: int,
+        cache_type: CacheType = "float32",
+    ) -> CacheGeometry:
         """The geometry of a model's cache for so many slots of ``capacity`` tokens."""
-        return cls(model.layers, slots, model.kv_heads, capacity, model.head_size)
+        return cls(model.layers, slots, model.kv_heads, capacity, model.head_size, cache_type)
+
+    @property
+    def dtype(self) -> np.dtype[Any]:
+        """The type of the arrays' items."""
+        return np.dtype(self.cache_type)
 
     @property
     def token_bytes(self) -> int:
         """Bytes that one token takes over all layers."""
-        return self.layers * 2 * self.kv_heads * self.head_size * _ITEM_BYTES
+        return self.layers * 2 * self.kv_heads * self.head_size * self.dtype.itemsize
 
 
 class KVCache:
-    """Float32 arrays (slots, kv_heads, capacity, head_size), a key and a value a layer.
+    """Arrays (slots, kv_heads, capacity, head_size), a key and a value a layer.
 
     Args:
         geometry: its sizes.
@@ -53,7 +67,8 @@ class KVCache:
     def __init__(self, geometry: CacheGeometry) -> None:
         self.geometry = geometry
         g = geometry
-        self._row_bytes = g.capacity * g.head_size * _ITEM_BYTES  # one head of one slot
+        self._token_bytes = g.head_size * g.dtype.itemsize  # of one head
+        self._row_bytes = g.capacity * self._token_bytes  # one head of one slot
         self._slot_bytes = g.kv_heads * self._row_bytes
         self._array_bytes = _to_pages(g.slots * self._slot_bytes)
         self._memory = _reserve(g.layers * 2 * self._array_bytes)
@@ -65,12 +80,15 @@ class KVCache:
         offset = self._offset(layer, part) + first_slot * self._slot_bytes
         return int(self._base.ctypes.data) + offset
 
-    def array(self, layer: int, part: int) -> NDArray[np.float32]:
-        """One layer's keys or values, float32 (slots, kv_heads, capacity, head_size), a view."""
+    def array(self, layer: int, part: int) -> NDArray[Any]:
+        """One layer's keys or values, (slots, kv_heads, capacity, head_size), a view.
+
+        Items are float32 or int8, as the geometry says.
+        """
         g = self.geometry
         assert self._base is not None, "the cache is closed"
         start = self._offset(layer, part)
-        flat = self._base[start : start + g.slots * self._slot_bytes].view(np.float32)
+        flat = self._base[start : start + g.slots * self._slot_bytes].view(g.dtype)
         return flat.reshape(g.slots, g.kv_heads, g.capacity, g.head_size)
 
     def copy(self, source: int, target: int, *, tokens: int, first: int = 0) -> None:
@@ -95,7 +113,7 @@ class KVCache:
         if not hasattr(mmap, "MADV_DONTNEED"):
             return  # the system keeps the pages; they are used again by the slot's next sequence
         g = self.geometry
-        keep = keep_tokens * g.head_size * _ITEM_BYTES
+        keep = keep_tokens * self._token_bytes
         for layer in range(g.layers):
             for part in (0, 1):
                 for head in range(g.kv_heads):

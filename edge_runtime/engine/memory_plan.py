@@ -1,17 +1,18 @@
 """How a memory cap is split, and what gives way when it is too small.
 
 From measured costs and what was asked for, a plan that fits the cap: first as asked, then down a
-ladder, one rung at a time, until it fits: a smaller chunk, fewer slots, a shorter context. Below
-the last rung the plan is refused, with the smallest cap that would do. Knows sizes alone; who
+ladder, one rung at a time, until it fits: a smaller chunk, fewer slots, a cache in 8 bits, a shorter
+context. Below the last rung the plan is refused, with the smallest cap that would do. Knows sizes alone; who
 measures them and who keeps to the plan live elsewhere.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 
+from edge_runtime.bundle import CacheType
 from edge_runtime.errors import InvalidParameterError, MemoryCapError
 
 SMALLEST_CHUNK = 16
@@ -24,7 +25,7 @@ _SUFFIXES = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "ki": 1 << 10, "mi": 1 <
 
 @dataclass(frozen=True)
 class MemoryCosts:
-    """What a loaded model takes, in bytes.
+    """What a loaded model takes with one type of cache, in bytes.
 
     Args:
         baseline: resident before the model was opened: interpreter, libraries.
@@ -33,6 +34,8 @@ class MemoryCosts:
         activations: of one chunk of ``measured_chunk`` tokens at the end of a full context.
         measured_chunk: tokens of that chunk; other chunks are taken in proportion.
         cache_token: one token of the cache over all layers.
+        activations_token: what a chunk takes further for each token of the context, whatever its
+            own size: an int8 cache's keys and values of one layer are turned to float32.
     """
 
     baseline: int
@@ -41,15 +44,17 @@ class MemoryCosts:
     activations: int
     measured_chunk: int
     cache_token: int
+    activations_token: int = 0
 
 
 @dataclass(frozen=True)
 class MemoryAsk:
-    """What is wanted: tokens of context, sequences at a time, tokens of a chunk."""
+    """What is wanted: tokens of context, sequences at a time, tokens of a chunk, type of cache."""
 
     context_length: int
     slots: int
     chunk_size: int
+    cache_type: CacheType = "float32"
 
 
 @dataclass(frozen=True)
@@ -84,20 +89,32 @@ class MemoryPlan:
         )
 
 
-def plan_memory(cap: int, costs: MemoryCosts, ask: MemoryAsk) -> MemoryPlan:
+def plan_memory(
+    cap: int,
+    costs: MemoryCosts,
+    ask: MemoryAsk,
+    *,
+    int8_costs: Callable[[int], MemoryCosts] | None = None,
+) -> MemoryPlan:
     """Fit what is asked for into the cap.
 
     Args:
         cap: bytes that the process may have resident.
-        costs: measured.
+        costs: measured with the type of cache that is asked for.
         ask: what is wanted; a chunk or context below the ladder's smallest stays as it is.
+        int8_costs: measures the model over an int8 cache with chunks of so many tokens; asked only
+            when the ladder comes to that rung. None where there is no such cache.
 
     Raises:
         MemoryCapError: even the smallest form does not fit.
     """
     granted = ask
     while (plan := _split(cap, costs, granted)).total > cap:
-        lower = _step_down(granted, cap - (plan.total - plan.cache), costs)
+        if _is_at_last_slot(granted) and granted.cache_type == "float32" and int8_costs is not None:
+            granted = replace(granted, cache_type="int8")
+            costs = int8_costs(granted.chunk_size)
+            continue
+        lower = _step_down(granted, cap - plan.total + _context_bytes(costs, granted), costs)
         if lower is None:
             raise MemoryCapError(cap, smallest_cap=_smallest_cap(costs, granted))
         granted = lower
@@ -131,9 +148,10 @@ def parse_bytes(text: str) -> int:
 
 
 def _rungs_taken(ask: MemoryAsk, granted: MemoryAsk) -> tuple[str, ...]:
-    ladder = (
+    ladder: tuple[tuple[str, object, object], ...] = (
         ("chunk", ask.chunk_size, granted.chunk_size),
         ("slots", ask.slots, granted.slots),
+        ("cache", ask.cache_type, granted.cache_type),
         ("context", ask.context_length, granted.context_length),
     )
     return tuple(f"{name} {now} (asked for {then})" for name, then, now in ladder if now != then)
@@ -154,16 +172,27 @@ def _split(cap: int, costs: MemoryCosts, ask: MemoryAsk) -> MemoryPlan:
 
 
 def _activations(costs: MemoryCosts, ask: MemoryAsk) -> int:
-    return -(-costs.activations * ask.chunk_size // costs.measured_chunk)
+    of_chunk = -(-costs.activations * ask.chunk_size // costs.measured_chunk)
+    return of_chunk + costs.activations_token * ask.context_length
 
 
-def _step_down(ask: MemoryAsk, left_for_cache: int, costs: MemoryCosts) -> MemoryAsk | None:
+def _context_bytes(costs: MemoryCosts, ask: MemoryAsk) -> int:
+    """What grows with the context: the cache, and a part of the activations."""
+    return ask.context_length * (ask.slots * costs.cache_token + costs.activations_token)
+
+
+def _is_at_last_slot(ask: MemoryAsk) -> bool:
+    return ask.chunk_size <= SMALLEST_CHUNK and ask.slots == 1
+
+
+def _step_down(ask: MemoryAsk, left_for_context: int, costs: MemoryCosts) -> MemoryAsk | None:
     """The next rung: half the chunk, one slot fewer, then the longest context that fits."""
     if ask.chunk_size > SMALLEST_CHUNK:
         return replace(ask, chunk_size=max(SMALLEST_CHUNK, ask.chunk_size // 2))
     if ask.slots > 1:
         return replace(ask, slots=ask.slots - 1)
-    context = min(left_for_cache // costs.cache_token, ask.context_length - 1)
+    context_token = costs.cache_token + costs.activations_token
+    context = min(left_for_context // context_token, ask.context_length - 1)
     if context >= SMALLEST_CONTEXT:
         return replace(ask, context_length=context)
     return None

@@ -206,5 +206,5 @@ def _bind(binding: _Binding, cache: KVCache, first_slot: int, rows: int) -> None
         for part, name in enumerate(("key", "value")):
             # The same address in and out: the operator then appends instead of copying.
             address = cache.address(layer, part, first_slot)
-            io.bind_input(f"past_key_values.{layer}.{name}", "cpu", 0, np.float32, shape, address)
-            io.bind_output(f"present.{layer}.{name}", "cpu", 0, np.float32, shape, address)
+            io.bind_input(f"past_key_values.{layer}.{name}", "cpu", 0, g.dtype, shape, address)
+            io.bind_output(f"present.{layer}.{name}", "cpu", 0, g.dtype, shape, address)

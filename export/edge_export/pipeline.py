@@ -11,7 +11,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+import numpy as np
 import onnx
+from numpy.typing import NDArray
 
 from edge_export.architectures.encoder import is_encoder, read_encoder_spec
 from edge_export.architectures.registry import read_spec
@@ -26,6 +28,7 @@ from edge_export.encoder_pipeline import (
 from edge_export.genai import genai_config, write_genai
 from edge_export.graph.decoder import build_decoder
 from edge_export.portable_graphs import PortableRequest, write_portable_graphs
+from edge_export.int8_cache import write_int8_cache_graph
 from edge_export.quantize.calibration import Calibration
 from edge_export.quantize.calibration_text import calibration_windows
 from edge_export.quantize.gptq import COMPENSATION_BYTES, LARGEST_WIDTH
@@ -181,6 +184,9 @@ def export_model(
             )
             portable = write_portable_graphs(directory, fused, options.portable)
             report(ExportProgress("checking", 1, 1))
+            int8_cache = write_int8_cache_graph(
+                directory, graph, fused, dimensions, _windows(spec, tokenizer)
+            )
             manifest = Manifest(
                 schema_version=SCHEMA_VERSION,
                 name=options.name or model.name,
@@ -189,7 +195,7 @@ def export_model(
                 license=model.license,
                 dimensions=dimensions,
                 tokenizer=tokenizer_entry,
-                graphs=(fused, *portable),
+                graphs=(fused, *int8_cache, *portable),
                 quantization=Quantization(
                     options.quant,
                     group_stats(weights.stats),
@@ -264,13 +270,20 @@ def _calibration(
     def on_layer(done: int) -> None:
         report(ExportProgress("calibrating", total * done // spec.layers, total))
 
-    windows = calibration_windows(
+    return Calibration(
+        spec,
+        weights,
+        _windows(spec, tokenizer),
+        widest=_widest_compensated(checkpoint),
+        on_layer=on_layer,
+    )
+
+
+def _windows(spec: DecoderSpec, tokenizer: TokenizerFiles) -> list[NDArray[np.int64]]:
+    return calibration_windows(
         tokenizer.tokenizer_json,
         begin_token_id=tokenizer.bos_token_id if tokenizer.add_bos else None,
         context_length=spec.context_length,
-    )
-    return Calibration(
-        spec, weights, windows, widest=_widest_compensated(checkpoint), on_layer=on_layer
     )
 
 

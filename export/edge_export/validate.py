@@ -1,8 +1,8 @@
 """Does the bundle run? Asked before it is put in place.
 
-Opens the graph and checks what a broken export would get wrong: logits are finite, and a prompt
+Opens each graph and checks what a broken export would get wrong: logits are finite, and a prompt
 read in pieces through the cache gives the logits of the prompt read at once. Skipped where there
-is no usable onnxruntime: an export needs none.
+is no usable onnxruntime, or one too old for a graph: an export needs none.
 """
 
 from __future__ import annotations
@@ -14,13 +14,13 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from edge_runtime.bundle import GraphEntry, Manifest
+from edge_runtime.bundle import CACHE_TYPES, GraphEntry, Manifest, ModelDimensions
 from edge_runtime.embedding.embedder import Embedder
 from edge_runtime.engine.kv_cache import CacheGeometry, KVCache
 from edge_runtime.engine.model_runner import ModelRunner, OrtModelRunner, StepInput
 from edge_runtime.engine.portable_runner import PortableRunner
 from edge_runtime.errors import ExportError, ManifestError, ProviderError, RunError
-from edge_runtime.providers.ort import onnxruntime
+from edge_runtime.providers.ort import require_version
 from edge_runtime.providers.session import SessionOptions
 from edge_runtime.providers.threads import plan_threads
 
@@ -40,27 +40,45 @@ _VECTOR_TOLERANCE = 0.1
 
 
 def validate_bundle(directory: Path, manifest: Manifest) -> bool:
-    """Run the graph on a few tokens.
+    """Run each graph on a few tokens.
 
     Returns:
         False where there is no usable onnxruntime and nothing was run.
 
     Raises:
-        ExportError: the graph does not open or does not run, or its logits are wrong.
+        ExportError: a graph does not open or does not run, or its logits are wrong.
     """
+    fused = [g for g in manifest.graphs if g.dialect == "fused" and _is_usable(g)]
+    if not fused:
+        return False
+    tokens, wanted = _check_fused(directory, manifest.dimensions, fused[0])
+    for graph in fused[1:]:
+        _check_fused(directory, manifest.dimensions, graph)
+    for together in _portable(manifest.graphs):
+        _check_portable(directory, manifest, together, tokens, wanted)
+    return True
+
+
+def _is_usable(graph: GraphEntry) -> bool:
     try:
-        onnxruntime()
+        require_version(graph.oldest_onnxruntime, graph.file)
     except ProviderError:
         return False
-    dimensions = manifest.dimensions
+    return True
+
+
+def _check_fused(
+    directory: Path, dimensions: ModelDimensions, graph: GraphEntry
+) -> tuple[NDArray[np.int64], NDArray[np.float32]]:
+    """The tokens that were run, and the last one's logits."""
     count = min(_PROBE_TOKENS, dimensions.context_length)
     tokens = np.arange(count, dtype=np.int64) * 37 % dimensions.vocabulary_size
     try:
         with (
-            closing(KVCache(CacheGeometry.of(dimensions, slots=1, capacity=count))) as cache,
+            closing(KVCache(_geometry(dimensions, count, graph))) as cache,
             closing(
                 OrtModelRunner(
-                    directory / manifest.graphs[0].file,
+                    directory / graph.file,
                     cache,
                     vocabulary_size=dimensions.vocabulary_size,
                     options=SessionOptions(plan_threads()),
@@ -79,9 +97,12 @@ def validate_bundle(directory: Path, manifest: Manifest) -> bool:
     difference = float(np.sqrt(np.mean((at_once - in_pieces) ** 2))) / spread
     if difference > _TOLERANCE:
         raise ExportError(f"the exported graph's cache is wrong: logits differ by {difference:.0%}")
-    for together in _portable(manifest.graphs):
-        _check_portable(directory, manifest, together, tokens, at_once)
-    return True
+    return tokens, at_once
+
+
+def _geometry(dimensions: ModelDimensions, capacity: int, graph: GraphEntry) -> CacheGeometry:
+    assert graph.cache_type in CACHE_TYPES, graph.cache_type
+    return CacheGeometry.of(dimensions, slots=1, capacity=capacity, cache_type=graph.cache_type)
 
 
 def _portable(graphs: Sequence[GraphEntry]) -> list[list[GraphEntry]]:
