@@ -31,10 +31,11 @@ def facts(manifest: Manifest) -> str:
     ]
     for graph in manifest.graphs:
         providers = ", ".join(graph.providers)
+        cache = "" if graph.cache_type == "float32" else f", {graph.cache_type} cache"
         items.append(
             (
                 "graph",
-                f"{graph.file}: {graph.dialect}, {graph.precision}, for {providers}, "
+                f"{graph.file}: {graph.dialect}, {graph.precision}{cache}, for {providers}, "
                 f"onnxruntime {graph.oldest_onnxruntime} or later",
             )
         )

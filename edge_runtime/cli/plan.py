@@ -68,6 +68,7 @@ def _as_text(plan: MemoryPlan) -> str:
         ("context", f"{granted.context_length} tokens"),
         ("slots", str(granted.slots)),
         ("chunk", f"{granted.chunk_size} tokens"),
+        ("cache", granted.cache_type),
     ]
     facts += [("gave way", step) for step in plan.steps]
     return f"{table(['MEMORY', 'SIZE'], rows, right='SIZE')}\n\n{pairs(facts)}"

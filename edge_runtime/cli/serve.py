@@ -203,6 +203,7 @@ def _opener(arguments: argparse.Namespace) -> OpenModel:
         slots=arguments.slots,
         max_waiting=arguments.max_queue + arguments.slots,
         speculation=arguments.speculation,
+        cache_type=arguments.cache_type,
     )
     home = Home.find()
 

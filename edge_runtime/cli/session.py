@@ -15,6 +15,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from edge_runtime.bundle import CACHE_TYPES
 from edge_runtime.cli.device import (
     add_device_arguments,
     device_defaults,
@@ -82,8 +83,14 @@ def add_running_arguments(
     running.add_argument(
         "--memory-cap",
         metavar="SIZE",
-        help="most memory to hold, such as 300M; chunk, slots and context give way to it "
+        help="most memory to hold, such as 300M; chunk, slots, cache type and context give way to it "
         "(default: what machine and container leave; none keeps no account)",
+    )
+    running.add_argument(
+        "--cache-type",
+        choices=CACHE_TYPES,
+        default="float32",
+        help="how to keep what was read: int8 takes a quarter of the memory; default: float32",
     )
     add_device_arguments(running)
     running.add_argument("--threads", type=int, metavar="N", help="default: what the CPU gives")
@@ -137,6 +144,7 @@ def open_engine(
         context_length=arguments.context,
         speculation=arguments.speculation,
         providers=device.providers,
+        cache_type=arguments.cache_type,
         **device.fill(
             threads=arguments.threads,
             slots=slots,

@@ -90,7 +90,7 @@ class Embedder:
             TokenizerError: its tokenizer does not load.
             ProviderError: no onnxruntime, one too old, or it does not open the graph.
         """
-        from edge_runtime.engine.load import check_locations
+        from edge_runtime.engine.open_model import check_locations
 
         opened = Bundle.open(Path(bundle), hash_file=hash_file)
         manifest = opened.manifest

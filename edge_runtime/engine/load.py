@@ -8,46 +8,36 @@ from __future__ import annotations
 
 import json
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, replace
-from pathlib import Path, PurePosixPath
+from pathlib import Path
 
 from edge_runtime.bundle import (
     CHAT_TEMPLATE_NAME,
     TOKENIZER_CONFIG_NAME,
     TOKENIZER_NAME,
     Bundle,
-    GraphEntry,
+    CacheType,
     Manifest,
 )
-from edge_runtime.engine.kv_cache import CacheGeometry, KVCache
+from edge_runtime.engine.kv_cache import KVCache
 from edge_runtime.engine.memory_limit import with_cap_if_near
 from edge_runtime.engine.memory_measure import CostMeter
-from edge_runtime.engine.memory_plan import MemoryAsk, MemoryPlan, plan_memory
+from edge_runtime.engine.memory_plan import MemoryAsk, MemoryCosts, MemoryPlan, plan_memory
 from edge_runtime.engine.model_runner import OrtModelRunner
+from edge_runtime.engine.open_model import ModelOpener, OpenedModel
 from edge_runtime.engine.options import EngineOptions, context_length
 from edge_runtime.engine.portable_runner import PortableRunner
-from edge_runtime.errors import ChatTemplateError, IntegrityError, ManifestError
+from edge_runtime.errors import ChatTemplateError, ManifestError
 from edge_runtime.generation.speculation import MAX_DRAFT_TOKENS
-from edge_runtime.providers.external_data import external_locations
 from edge_runtime.providers.memory_advice import MappedFiles, trim_heap
-from edge_runtime.providers.ort import onnxruntime, require_version
-from edge_runtime.providers.select import (
-    ProviderReport,
-    ProviderRequest,
-    ProviderWarning,
-    first_that_runs,
-    graph_for,
-    requests_for,
-)
-from edge_runtime.providers.session import SessionOptions, require_provider
+from edge_runtime.providers.select import ProviderReport, ProviderWarning
 from edge_runtime.providers.threads import plan_threads
 from edge_runtime.text.chat_template import ChatTemplate
 from edge_runtime.text.tokenizer import BundleTokenizer, Tokenizer
 
-_DIALECTS = ("fused", "portable")
 _SPECIAL_TOKENS = ("bos_token", "eos_token", "unk_token", "pad_token")
 
 
@@ -65,14 +55,6 @@ class EngineParts:
     options: EngineOptions
     memory_plan: MemoryPlan | None
     provider: ProviderReport
-
-
-@dataclass(frozen=True)
-class OpenedGraph:
-    """A runner, and the weights files that its session reads."""
-
-    runner: OrtModelRunner | PortableRunner
-    mapped_weights: MappedFiles
 
 
 def load_parts(
@@ -98,82 +80,70 @@ def load_parts(
         )
     context = context_length(manifest, options.context_length)
     options = with_cap_if_near(options, manifest, context)
-    threads = plan_threads(options.threads)
-    requests = requests_for(
-        options.providers, onnxruntime().get_available_providers(), manifest.graphs
+    opener = ModelOpener(
+        bundle,
+        providers=options.providers,
+        threads=plan_threads(options.threads),
+        slots=options.slots,
+        capacity=context,
     )
     meter = None if options.memory_cap_bytes is None else CostMeter()
+    cache_type = options.cache_type
 
     with ExitStack() as on_failure:
-        cache = KVCache(
-            CacheGeometry.of(manifest.dimensions, slots=options.slots, capacity=context)
-        )
-        on_failure.callback(cache.close)
 
-        def open_graph(graph: GraphEntry, request: ProviderRequest) -> OpenedGraph:
-            require_version(graph.oldest_onnxruntime, f"{manifest.name}'s graph")
-            together = _belonging(manifest.graphs, graph)
-            for one in together:
-                check_locations(bundle, one)
-            mapped = MappedFiles([bundle.file(name) for name in graph.weights])
-            settings = SessionOptions(
-                threads, request.name, request.options, optimize=graph.dialect != "fused"
-            )
-            size = manifest.dimensions.vocabulary_size
-            with mapped.opening():
-                runner: OrtModelRunner | PortableRunner
-                if graph.dialect == "fused":
-                    file = bundle.file(graph.file)
-                    runner = OrtModelRunner(file, cache, vocabulary_size=size, options=settings)
-                else:
-                    files = [bundle.file(one.file) for one in together]
-                    runner = PortableRunner(files, cache, vocabulary_size=size, options=settings)
-            on_failure.callback(_close_runner, runner, mapped)
-            return OpenedGraph(runner, mapped)
-
-        def find_graph(provider: str) -> GraphEntry:
-            return graph_for(manifest.graphs, provider, dialects=_DIALECTS, where=str(path))
+        def open_model(cache_type: CacheType) -> OpenedModel:
+            model = opener.open(cache_type)
+            on_failure.callback(model.close)
+            model.mapped_weights.drop_pages()
+            trim_heap()
+            return model
 
         # onnxruntime leaves the interpreter free while it opens the graph: the text side loads
         # meanwhile.
         with ThreadPoolExecutor(1) as pool:
-            opening = pool.submit(
-                first_that_runs, requests, require_provider, find_graph, open_graph
-            )
+            opening = pool.submit(open_model, cache_type)
             tokenizer = BundleTokenizer.load(
                 bundle.file(TOKENIZER_NAME), bos_token_id=manifest.tokenizer.bos_token_id
             )
             chat_template = _chat_template(bundle, tokenizer)
-            chosen = opening.result()
-        for step in chosen.steps_down:
-            warnings.warn(f"{step}; {chosen.request.name} runs instead", ProviderWarning, 3)
-        runner, mapped = chosen.opened.runner, chosen.opened.mapped_weights
-        context = min(context, chosen.graph.capacity or context)
-        mapped.drop_pages()
-        trim_heap()
+            model = opening.result()
+        context = min(context, model.chosen.graph.capacity or context)
         plan = None
         if meter is not None and options.memory_cap_bytes is not None:
-            costs = meter.measure(
-                runner,
-                cache,
-                mapped_bytes=mapped.size_bytes,
-                chunk_size=options.chunk_size,
-                logits_rows=max(options.slots, 1 + MAX_DRAFT_TOKENS),
+
+            def int8_costs(chunk_size: int) -> MemoryCosts:
+                nonlocal model
+                on_failure.pop_all().close()  # the weights are in memory once, whatever the rung
+                model = open_model("int8")
+                return _costs(meter, model, chunk_size)
+
+            plan = plan_memory(
+                options.memory_cap_bytes,
+                _costs(meter, model, options.chunk_size),
+                MemoryAsk(context, options.slots, options.chunk_size, cache_type),
+                int8_costs=int8_costs if opener.can_open("int8") else None,
             )
-            ask = MemoryAsk(context, options.slots, options.chunk_size)
-            plan = plan_memory(options.memory_cap_bytes, costs, ask)
             granted = plan.granted
             context = granted.context_length
-            options = replace(options, slots=granted.slots, chunk_size=granted.chunk_size)
+            options = replace(
+                options,
+                slots=granted.slots,
+                chunk_size=granted.chunk_size,
+                cache_type=granted.cache_type,
+            )
+        chosen = model.chosen
+        for step in chosen.steps_down:
+            warnings.warn(f"{step}; {chosen.request.name} runs instead", ProviderWarning, 3)
         on_failure.pop_all()
         return EngineParts(
             manifest=manifest,
-            runner=runner,
+            runner=model.runner,
             tokenizer=tokenizer,
             chat_template=chat_template,
             context_length=context,
-            cache=cache,
-            mapped_weights=mapped,
+            cache=model.cache,
+            mapped_weights=model.mapped_weights,
             options=options,
             memory_plan=plan,
             provider=ProviderReport(
@@ -181,35 +151,19 @@ def load_parts(
                 chosen.graph,
                 chosen.reason,
                 chosen.steps_down,
-                runner.assignment,
+                model.runner.assignment,
             ),
         )
 
 
-def _belonging(graphs: Sequence[GraphEntry], one: GraphEntry) -> list[GraphEntry]:
-    """The graphs that share a step with ``one``: for chunks and for single tokens."""
-    kind = (one.dialect, one.precision, one.capacity, one.providers)
-    return [g for g in graphs if (g.dialect, g.precision, g.capacity, g.providers) == kind]
-
-
-def _close_runner(runner: OrtModelRunner | PortableRunner, mapped: MappedFiles) -> None:
-    with mapped.closing():
-        runner.close()
-
-
-def check_locations(bundle: Bundle, graph: GraphEntry) -> None:
-    """Refuse a graph that reads files which the manifest does not vouch for."""
-    try:
-        model = bundle.file(graph.file).read_bytes()
-    except OSError as exc:
-        raise IntegrityError(f"{bundle.path / graph.file}: cannot be read: {exc}") from exc
-    folder = PurePosixPath(graph.file).parent
-    for location in sorted(external_locations(model)):
-        if (folder / location).as_posix() not in graph.weights:
-            raise ManifestError(
-                f"{bundle.path / graph.file} reads {location!r:.100}, which the manifest does not "
-                "list among its weights"
-            )
+def _costs(meter: CostMeter, model: OpenedModel, chunk_size: int) -> MemoryCosts:
+    return meter.measure(
+        model.runner,
+        model.cache,
+        mapped_bytes=model.mapped_weights.size_bytes,
+        chunk_size=chunk_size,
+        logits_rows=max(model.cache.geometry.slots, 1 + MAX_DRAFT_TOKENS),
+    )
 
 
 def _chat_template(bundle: Bundle, tokenizer: Tokenizer) -> ChatTemplate | None:

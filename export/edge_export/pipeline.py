@@ -27,8 +27,8 @@ from edge_export.encoder_pipeline import (
 )
 from edge_export.genai import genai_config, write_genai
 from edge_export.graph.decoder import build_decoder
-from edge_export.portable_graphs import PortableRequest, write_portable_graphs
 from edge_export.int8_cache import write_int8_cache_graph
+from edge_export.portable_graphs import PortableRequest, write_portable_graphs
 from edge_export.quantize.calibration import Calibration
 from edge_export.quantize.calibration_text import calibration_windows
 from edge_export.quantize.gptq import COMPENSATION_BYTES, LARGEST_WIDTH
