@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from pathlib import Path
 from typing import Any
 
@@ -84,7 +85,7 @@ class Failing(Runner):
 
 @pytest.fixture(autouse=True)
 def with_onnxruntime(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(validate, "onnxruntime", lambda: None)
+    monkeypatch.setattr(validate, "require_version", lambda *_: None)
 
 
 @pytest.mark.parametrize("context", [1, 2, 3, 8, 15, 16, 64])
@@ -117,8 +118,35 @@ def test_a_graph_that_does_not_open_is_refused(tmp_path: Path) -> None:
 
 
 def test_without_onnxruntime_nothing_is_checked(monkeypatch: pytest.MonkeyPatch) -> None:
-    def missing() -> None:
+    def missing(oldest: str, what: str) -> None:
         raise ProviderError("no onnxruntime is installed")
 
-    monkeypatch.setattr(validate, "onnxruntime", missing)
+    monkeypatch.setattr(validate, "require_version", missing)
     assert not validate_bundle(Path("nowhere"), manifest())
+
+
+def test_each_graph_is_run_over_its_own_type_of_cache(monkeypatch: pytest.MonkeyPatch) -> None:
+    opened: list[tuple[str, str]] = []
+
+    class Noting(Runner):
+        def __init__(self, graph: Path, cache: Any, **options: object) -> None:
+            super().__init__(graph, cache, **options)
+            opened.append((graph.name, cache.geometry.cache_type))
+
+    monkeypatch.setattr(validate, "OrtModelRunner", Noting)
+    made = manifest()
+    int8 = dataclasses.replace(made.graphs[0], file="other.onnx", cache_type="int8")
+    assert validate_bundle(Path(), dataclasses.replace(made, graphs=(*made.graphs, int8)))
+    assert opened == [("decoder.onnx", "float32"), ("other.onnx", "int8")]
+
+
+def test_a_graph_for_a_later_onnxruntime_is_left_to_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    def only_decoder(oldest: str, what: str) -> None:
+        if what != "decoder.onnx":
+            raise ProviderError("too old")
+
+    monkeypatch.setattr(validate, "require_version", only_decoder)
+    monkeypatch.setattr(validate, "OrtModelRunner", Runner)
+    made = manifest()
+    later = dataclasses.replace(made.graphs[0], file="other.onnx", cache_type="of a later version")
+    assert validate_bundle(Path(), dataclasses.replace(made, graphs=(*made.graphs, later)))
