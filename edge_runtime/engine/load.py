@@ -112,11 +112,11 @@ def load_parts(
         plan = None
         if meter is not None and options.memory_cap_bytes is not None:
 
-            def int8_costs(chunk_size: int) -> MemoryCosts:
+            def int8_costs() -> MemoryCosts:
                 nonlocal model
                 on_failure.pop_all().close()  # the weights are in memory once, whatever the rung
                 model = open_model("int8")
-                return _costs(meter, model, chunk_size)
+                return _costs(meter, model, options.chunk_size)
 
             plan = plan_memory(
                 options.memory_cap_bytes,

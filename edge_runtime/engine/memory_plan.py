@@ -94,7 +94,7 @@ def plan_memory(
     costs: MemoryCosts,
     ask: MemoryAsk,
     *,
-    int8_costs: Callable[[int], MemoryCosts] | None = None,
+    int8_costs: Callable[[], MemoryCosts] | None = None,
 ) -> MemoryPlan:
     """Fit what is asked for into the cap.
 
@@ -102,8 +102,8 @@ def plan_memory(
         cap: bytes that the process may have resident.
         costs: measured with the type of cache that is asked for.
         ask: what is wanted; a chunk or context below the ladder's smallest stays as it is.
-        int8_costs: measures the model over an int8 cache with chunks of so many tokens; asked only
-            when the ladder comes to that rung. None where there is no such cache.
+        int8_costs: measures the model over an int8 cache; called when the ladder comes to that
+            rung. None where there is no such cache.
 
     Raises:
         MemoryCapError: even the smallest form does not fit.
@@ -112,7 +112,7 @@ def plan_memory(
     while (plan := _split(cap, costs, granted)).total > cap:
         if _is_at_last_slot(granted) and granted.cache_type == "float32" and int8_costs is not None:
             granted = replace(granted, cache_type="int8")
-            costs = int8_costs(granted.chunk_size)
+            costs = int8_costs()
             continue
         lower = _step_down(granted, cap - plan.total + _context_bytes(costs, granted), costs)
         if lower is None:

@@ -195,7 +195,7 @@ def export_model(
                 license=model.license,
                 dimensions=dimensions,
                 tokenizer=tokenizer_entry,
-                graphs=(fused, *int8_cache, *portable),
+                graphs=(fused, *portable, *int8_cache),
                 quantization=Quantization(
                     options.quant,
                     group_stats(weights.stats),

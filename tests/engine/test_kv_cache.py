@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import dataclasses
+import mmap
 import os
 import sys
 
@@ -30,6 +32,26 @@ def test_arrays_do_not_overlap_and_addresses_point_into_them() -> None:
 
 def test_bytes_of_a_token() -> None:
     assert GEOMETRY.token_bytes == 2 * 2 * 2 * 64 * 4
+    assert dataclasses.replace(GEOMETRY, cache_type="int8").token_bytes == 2 * 2 * 2 * 64
+
+
+def test_a_cache_of_bytes_is_copied_and_given_back_as_one_of_floats() -> None:
+    cache = KVCache(dataclasses.replace(GEOMETRY, cache_type="int8"))
+    array = cache.array(1, 1)
+    assert array.dtype == np.int8
+    assert array.shape == (3, 2, 4096, 64)
+    array[...] = np.arange(3)[:, None, None, None] + 1
+    cache.copy(2, 0, tokens=100)
+    assert (array[0, :, :100] == 3).all()
+    assert (array[0, :, 100:] == 1).all()
+    cache.release(1, keep_tokens=100)
+    assert (array[1, :, :100] == 2).all()
+    assert cache.address(1, 1, 2) == array[2].ctypes.data
+    if hasattr(mmap, "MADV_DONTNEED"):
+        assert not array[1, :, 100 + mmap.PAGESIZE // 64 :].any()
+    assert (array[[0, 2], :, -1] == [[[1]], [[3]]]).all()
+    del array
+    cache.close()
 
 
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="reads /proc")

@@ -10,9 +10,13 @@ from typing import Any
 
 import numpy as np
 import pytest
+from support.int8_attention import needs_int8_attention
 
+from edge_runtime.bundle import CACHE_TYPES
+from edge_runtime.engine import load
 from edge_runtime.engine.engine import Engine, EngineOptions
 from edge_runtime.engine.kv_cache import CacheGeometry, KVCache
+from edge_runtime.engine.memory_plan import MemoryCosts
 from edge_runtime.engine.model_runner import OrtModelRunner, StepInput
 from edge_runtime.errors import (
     ChatTemplateError,
@@ -26,6 +30,13 @@ from edge_runtime.generation.params import SamplingParams
 from edge_runtime.providers.session import SessionOptions
 from edge_runtime.providers.threads import plan_threads
 
+STEP = StepInput(
+    first_slot=0,
+    token_ids=np.zeros((1, 1), np.int64),
+    held=np.zeros(1, np.int32),
+    lengths=np.ones(1, np.int32),
+    logits_indices=np.zeros((1, 1), np.int64),
+)
 GREEDY = SamplingParams(temperature=0.0, max_tokens=5, ignore_eos=True)
 Change = Callable[[dict[str, Any]], None]
 
@@ -92,6 +103,87 @@ def test_a_graph_that_needs_a_newer_onnxruntime_is_refused_before_it_is_opened(
     change_manifest(bundle, lambda plain: plain["graphs"][0].update(oldest_onnxruntime="99.1"))
     with pytest.raises(ProviderError, match=r"needs onnxruntime 99\.1 or later"):
         Engine.load(bundle)
+
+
+def test_a_bundle_without_a_graph_over_an_int8_cache_opens_as_before_and_says_so(
+    bundle: Path,
+) -> None:
+    def forget(plain: dict[str, Any]) -> None:
+        plain["graphs"] = [g for g in plain["graphs"] if g.get("cache_type") != "int8"]
+        for graph in plain["graphs"]:
+            graph.pop("cache_type", None)  # as bundles were before there was a choice
+
+    change_manifest(bundle, forget)
+    with Engine.load(bundle) as engine:
+        assert engine.provider.graph.cache_type == "float32"
+    with pytest.raises(InvalidParameterError, match="no graph over an int8 cache") as caught:
+        Engine.load(bundle, EngineOptions(cache_type="int8"))
+    assert "export it again" in str(caught.value.hint)
+
+
+def test_an_int8_cache_needs_an_onnxruntime_that_attends_to_one(bundle: Path) -> None:
+    def need_more(plain: dict[str, Any]) -> None:
+        for graph in plain["graphs"]:
+            if graph["cache_type"] == "int8":
+                graph["oldest_onnxruntime"] = "99.1"
+
+    change_manifest(bundle, need_more)
+    Engine.load(bundle).close()
+    with pytest.raises(ProviderError, match=r"int8 cache needs onnxruntime 99\.1 or later"):
+        Engine.load(bundle, EngineOptions(cache_type="int8"))
+
+
+def test_a_type_of_cache_that_nobody_knows_is_refused() -> None:
+    with pytest.raises(InvalidParameterError, match="'int3'") as caught:
+        EngineOptions(cache_type="int3")  # type: ignore[arg-type]
+    assert caught.value.hint == "use float32 or int8"
+
+
+@needs_int8_attention
+def test_an_int8_cache_holds_a_quarter_and_gives_nearly_the_same_logits(made: Path) -> None:
+    ids = [int(t) for t in np.random.default_rng(4).integers(0, 250, 100)]
+    logits, token_bytes = {}, {}
+    for cache_type in CACHE_TYPES:
+        with Engine.load(made, EngineOptions(cache_type=cache_type)) as engine:
+            assert engine.provider.graph.cache_type == cache_type
+            logits[cache_type] = np.concatenate(list(engine.score(ids)))
+            list(engine.generate_tokens(ids, GREEDY))
+            memory = engine.memory()
+            token_bytes[cache_type] = memory.cache_bytes / memory.cache_tokens
+    assert token_bytes["float32"] == 4 * token_bytes["int8"]
+    error = logits["int8"] - logits["float32"]
+    # A random model's heads are as sensitive as can be; a cache read wrongly gives more than 1.
+    assert 0 < float(error.std()) < 0.2 * float(logits["float32"].std())
+
+
+@needs_int8_attention
+def test_under_a_cap_the_int8_cache_is_taken_and_is_one_session_alone(
+    made: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The costs are scripted: a tiny model's own are lost in the interpreter's."""
+    mb = 10**6
+
+    class Meter:
+        def measure(self, runner: Any, cache: KVCache, **_: object) -> MemoryCosts:
+            held.append((runner, cache.geometry.cache_type))
+            token = {"float32": 400_000, "int8": 100_000}[cache.geometry.cache_type]
+            return MemoryCosts(50 * mb, 10 * mb, 10 * mb, 0, 16, token)
+
+    held: list[tuple[OrtModelRunner, str]] = []
+    monkeypatch.setattr(load, "CostMeter", Meter)
+    options = EngineOptions(context_length=256, memory_cap_bytes=110 * mb)
+    with Engine.load(made, options) as engine:
+        plan = engine.memory_plan
+        assert plan is not None
+        assert plan.steps == ("chunk 16 (asked for 64)", "cache int8 (asked for float32)")
+        assert engine.provider.graph.cache_type == "int8"
+        assert engine.generate("hello", GREEDY).usage is not None
+        first, second = held
+        assert (first[1], second[1]) == ("float32", "int8")
+        with pytest.raises(RunError, match="closed"):
+            first[0].run(STEP)
+    with pytest.raises(RunError, match="closed"):
+        second[0].run(STEP)
 
 
 @pytest.mark.parametrize(

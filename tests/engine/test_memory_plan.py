@@ -68,6 +68,59 @@ def test_then_the_context_to_the_last_token_that_fits() -> None:
     assert made.steps[-1] == f"context {granted.context_length} (asked for 2048)"
 
 
+INT8_COSTS = MemoryCosts(
+    baseline=50 * MB,
+    weights_anonymous=104 * MB,
+    weights_mapped=20 * MB,
+    activations=16 * MB,
+    measured_chunk=64,
+    cache_token=11_520,
+    activations_token=3_000,
+)
+
+
+def plan_with_int8(cap: int, ask: MemoryAsk = ASK) -> MemoryPlan:
+    made = plan_memory(cap, COSTS, ask, int8_costs=lambda: INT8_COSTS)
+    assert made.total <= made.cap == cap
+    return made
+
+
+def test_the_type_of_the_cache_gives_way_after_the_slots_and_before_the_context() -> None:
+    made = plan_with_int8(220 * MB)
+    assert made.granted == MemoryAsk(2048, 1, SMALLEST_CHUNK, "int8")
+    assert made.steps[-1] == "cache int8 (asked for float32)"
+    assert made.cache == 2048 * 11_520
+    assert made.activations == 4 * MB + 2048 * 3_000
+    assert made.weights_anonymous == 104 * MB
+
+
+def test_an_int8_cache_is_not_measured_where_there_is_no_need() -> None:
+    def costs() -> MemoryCosts:
+        raise AssertionError("asked for")
+
+    assert plan_memory(480 * MB, COSTS, ASK, int8_costs=costs) == plan(480 * MB)
+    already = MemoryAsk(2048, 1, SMALLEST_CHUNK, "int8")
+    lower = plan_memory(205 * MB, INT8_COSTS, already, int8_costs=costs)
+    assert [step.split()[0] for step in lower.steps] == ["context"]
+
+
+def test_after_the_int8_cache_the_context_goes_to_the_last_token_that_fits() -> None:
+    made = plan_with_int8(200 * MB)
+    assert SMALLEST_CONTEXT <= made.granted.context_length < 2048
+    assert made.granted.cache_type == "int8"
+    assert made.cap - made.total < 11_520 + 3_000
+    assert [step.split()[0] for step in made.steps] == ["chunk", "slots", "cache", "context"]
+
+
+def test_the_smallest_cap_with_an_int8_cache_is_the_one_that_would_do() -> None:
+    with pytest.raises(MemoryCapError) as caught:
+        plan_with_int8(150 * MB)
+    smallest = caught.value.smallest_cap
+    assert plan_with_int8(smallest).granted.context_length == SMALLEST_CONTEXT
+    with pytest.raises(MemoryCapError):
+        plan_with_int8(smallest - MB)
+
+
 def test_below_the_last_rung_the_smallest_cap_is_named_and_it_would_do() -> None:
     with pytest.raises(MemoryCapError, match="180 MB") as caught:
         plan(180 * MB)
