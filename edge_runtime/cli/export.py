@@ -148,7 +148,7 @@ def _export(arguments: argparse.Namespace, report: Report) -> tuple[Path, Path]:
 def _graph_lines(manifest: Manifest) -> str:
     """Graphs beside the fused one, for whom they are and what phones would take of them."""
     lines = []
-    for graph in manifest.graphs[1:]:
+    for graph in (g for g in manifest.graphs if g.dialect != "fused"):
         lines.append(
             f"{graph.file}: {graph.dialect} {graph.precision}, {', '.join(graph.providers)}"
         )

@@ -121,7 +121,7 @@ def test_every_form_gives_the_float32_logits_at_every_position(
 
 
 def test_the_graphs_have_standard_operators_alone(bundle: Path) -> None:
-    for graph in read_manifest(bundle).graphs[1:]:
+    for graph in (g for g in read_manifest(bundle).graphs if g.dialect == "portable"):
         model = onnx.load_model(str(bundle / graph.file), load_external_data=False)
         assert {node.domain for node in model.graph.node} == {""}
         assert [entry.domain for entry in model.opset_import] == [""]
