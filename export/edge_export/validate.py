@@ -20,7 +20,7 @@ from edge_runtime.engine.kv_cache import CacheGeometry, KVCache
 from edge_runtime.engine.model_runner import ModelRunner, OrtModelRunner, StepInput
 from edge_runtime.engine.portable_runner import PortableRunner
 from edge_runtime.errors import ExportError, ManifestError, ProviderError, RunError
-from edge_runtime.providers.ort import require_version
+from edge_runtime.providers.ort import onnxruntime, require_version
 from edge_runtime.providers.session import SessionOptions
 from edge_runtime.providers.threads import plan_threads
 
