@@ -16,7 +16,7 @@ from contextlib import ExitStack, closing
 from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -29,9 +29,7 @@ from edge_runtime.engine.load import load_parts
 from edge_runtime.engine.memory_plan import MemoryPlan
 from edge_runtime.engine.model_runner import ModelRunner, RunTerminatedError
 from edge_runtime.engine.options import EngineOptions
-from edge_runtime.engine.prefix_file import PrefixHeader
 from edge_runtime.engine.request import Completion, Delta, FinishReason, TokenDelta, Usage
-from edge_runtime.engine.saved_prefix import SavedPrefixes, prefix_key
 from edge_runtime.engine.sequence import Phase
 from edge_runtime.engine.several import generate_together
 from edge_runtime.engine.step_input import scoring_input
@@ -53,6 +51,10 @@ from edge_runtime.providers.memory_advice import MappedFiles
 from edge_runtime.providers.select import ProviderReport
 from edge_runtime.text.chat_template import ChatTemplate, no_chat_template
 from edge_runtime.text.tokenizer import Tokenizer
+
+if TYPE_CHECKING:
+    from edge_runtime.engine.prefix_file import PrefixHeader
+    from edge_runtime.engine.saved_prefix import SavedPrefixes
 
 __all__ = ["Engine", "EngineOptions", "Message", "Prompt"]
 
@@ -101,14 +103,7 @@ class Engine(EngineCore):
         self.memory_plan = memory_plan
         self.notices: tuple[str, ...] = ()
         """What whoever loaded the engine should be told, in whole sentences."""
-        self._saved = SavedPrefixes(
-            None if provider is None or cache is None else prefix_key(manifest, provider, cache),
-            name=manifest.name,
-            scheduler=self._scheduler,
-            executor=self._executor,
-            context_length=self.context_length,
-            vocabulary_size=manifest.dimensions.vocabulary_size,
-        )
+        self._cache = cache
         self.provider = provider
 
     @classmethod
@@ -256,6 +251,23 @@ class Engine(EngineCore):
             RunError: the engine is closed, or its cache cannot be written.
         """
         return self._saved.load(Path(path))
+
+    @cached_property
+    def _saved(self) -> SavedPrefixes:
+        # Not before it is used: a start without a saved prompt does not wait for these rooms.
+        from edge_runtime.engine.saved_prefix import SavedPrefixes, prefix_key
+
+        provider, cache = self.provider, self._cache
+        return SavedPrefixes(
+            None
+            if provider is None or cache is None
+            else prefix_key(self.manifest, provider, cache),
+            name=self.manifest.name,
+            scheduler=self._scheduler,
+            executor=self._executor,
+            context_length=self.context_length,
+            vocabulary_size=self.manifest.dimensions.vocabulary_size,
+        )
 
     # The three rungs
 
