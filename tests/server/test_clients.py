@@ -191,7 +191,7 @@ def test_ollamas_client_asks_streams_and_looks_around(served: str) -> None:
     assert [m.model for m in client.list().models] == ["smollm:latest"]
     assert client.show("smollm").modelinfo["llama.context_length"] > 0
     assert client.ps().models[0].model == "smollm:latest"
-    with pytest.raises(ollama.ResponseError, match="does not support embeddings"):
+    with pytest.raises(ollama.ResponseError, match="gives no embeddings"):
         client.embed("smollm", "x")
     with pytest.raises(ollama.ResponseError, match="not found"):
         client.chat("other", QUESTION)
