@@ -14,6 +14,7 @@ from edge_runtime.engine.metrics import StepKind
 from edge_runtime.engine.request import Completion, Delta, FinishReason
 from edge_runtime.errors import EdgeRuntimeError, InvalidParameterError, RunError
 from edge_runtime.generation.params import SamplingParams
+from edge_runtime.guidance.constraint import Mask, mask_of
 from edge_runtime.testing import ScriptedRunner
 
 V = TOKENIZER.vocabulary_size
@@ -223,3 +224,40 @@ def test_a_context_that_slides_is_drafted_for_as_well() -> None:
     assert completion.usage.dropped_tokens > 0
     assert completion.usage.accepted_draft_tokens > 0
     assert texts[0] == texts[1]
+
+
+class Alternating:
+    """A constraint: small letters of which every other one is a vowel, twelve in all."""
+
+    def __init__(self) -> None:
+        self._accepted = 0
+
+    def allowed_tokens(self) -> Mask | None:
+        letters = "ae" if self._accepted % 2 else "bcdfgh"
+        return mask_of(TOKENIZER.encode(letters), V)
+
+    def accept(self, token_id: int) -> None:
+        assert chr(token_id) in ("ae" if self._accepted % 2 else "bcdfgh")
+        self._accepted += 1
+
+    @property
+    def is_complete(self) -> bool:
+        return self._accepted == 12
+
+
+@pytest.mark.parametrize("temperature", [0.0, 0.7])
+def test_drafts_are_held_to_a_constraint_as_other_tokens_are(temperature: float) -> None:
+    params = SamplingParams(temperature=temperature, seed=4, max_tokens=50)
+    texts, accepted = [], 0
+    for options in (OFF, ON):
+        engine, _ = table_engine(options, seed=2)
+        deltas: list[Delta | EdgeRuntimeError] = []
+        prompt = TOKENIZER.encode("bacabaca" * 4)
+        sequence = engine.submit(prompt, params, emit=deltas.append, constraint=Alternating())
+        while engine.has_work:
+            engine.step()
+        texts.append("".join(d.text for d in deltas if isinstance(d, Delta)))
+        accepted = sequence.accepted_draft_tokens
+    assert texts[0] == texts[1]
+    assert len(texts[0]) == 12
+    assert accepted > 0
