@@ -3,7 +3,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 import numpy as np
-from edge_tools.evaluate import evaluate, windows
+from edge_tools.evaluate import CacheReference, evaluate, windows
 
 VOCABULARY = 11
 
@@ -75,3 +75,14 @@ def test_each_window_is_reported():
     said: list[str] = []
     evaluate(ChunkedScorer(TABLE, 4), TableReference(TABLE), windows(TEXT, 8, None), said.append)
     assert len(said) == 3
+
+
+def test_a_cache_is_compared_with_what_the_same_model_says_over_another():
+    noisy = TABLE + 0.01 * np.random.default_rng(2).normal(size=TABLE.shape).astype(np.float32)
+    exact = ChunkedScorer(TABLE, 3)
+    parts = windows(TEXT, 8, None)
+    same = evaluate(ChunkedScorer(TABLE, 4), CacheReference(exact), parts, lambda _: None)
+    other = evaluate(ChunkedScorer(noisy, 4), CacheReference(exact), parts, lambda _: None)
+    assert same.kl == 0
+    assert 0 < other.kl < 0.01
+    assert exact.asked == [*parts, *parts]

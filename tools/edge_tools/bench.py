@@ -18,7 +18,7 @@ from functools import partial
 from pathlib import Path
 from statistics import median
 
-from edge_runtime.bundle import read_manifest
+from edge_runtime.bundle import CACHE_TYPES, CacheType, read_manifest
 from edge_runtime.engine.engine import Engine, EngineOptions
 from edge_runtime.errors import UsageError
 from edge_tools.command import bundle_of, parser, run, say
@@ -52,10 +52,14 @@ class Figures:
     peak_anonymous_mb: float | None
 
 
-def engine_options(bundle: Path, threads: int | None) -> EngineOptions:
+def engine_options(
+    bundle: Path, threads: int | None, cache_type: CacheType = "float32"
+) -> EngineOptions:
     """A context that holds the longest measurement, or all that the model has."""
     longest = read_manifest(bundle).dimensions.context_length
-    return EngineOptions(context_length=min(CONTEXT_LENGTH, longest), threads=threads)
+    return EngineOptions(
+        context_length=min(CONTEXT_LENGTH, longest), threads=threads, cache_type=cache_type
+    )
 
 
 def measure_load_s(bundle: Path, options: EngineOptions) -> float:
@@ -82,14 +86,14 @@ def measure_speeds(
         return medians(results)
 
 
-def measure_first_token_s(bundle: Path, threads: int | None) -> float:
+def measure_first_token_s(bundle: Path, options: EngineOptions) -> float:
     """Seconds from starting ``edge-runtime run`` to the first byte of the answer."""
     return first_byte_s(
-        [*_run_command(bundle, threads), "--max-tokens", "8", "--temperature", "0", SHORT_PROMPT]
+        [*_run_command(bundle, options), "--max-tokens", "8", "--temperature", "0", SHORT_PROMPT]
     )
 
 
-def measure_memory(bundle: Path, options: EngineOptions, threads: int | None) -> PeakMemory:
+def measure_memory(bundle: Path, options: EngineOptions) -> PeakMemory:
     """Peaks of ``edge-runtime run`` over an exchange of 300 tokens.
 
     Raises:
@@ -99,7 +103,7 @@ def measure_memory(bundle: Path, options: EngineOptions, threads: int | None) ->
         prompt_ids = engine.encode_prompt(python_reference().text[:4_000])
         prompt = engine.tokenizer.decode(prompt_ids[:EXCHANGE_PROMPT_TOKENS])
     command = [
-        *_run_command(bundle, threads), "--raw", "--json", "--temperature", "0", "--ignore-eos",
+        *_run_command(bundle, options), "--raw", "--json", "--temperature", "0", "--ignore-eos",
         "--max-tokens", str(EXCHANGE_ANSWER_TOKENS),
     ]  # fmt: skip
     peak, out = peak_memory(command, prompt)
@@ -109,15 +113,14 @@ def measure_memory(bundle: Path, options: EngineOptions, threads: int | None) ->
     return peak
 
 
-def measure(bundle: Path, threads: int | None, rounds: int) -> Figures:
+def measure(bundle: Path, options: EngineOptions, rounds: int) -> Figures:
     """Everything, with the rounds announced on standard error."""
-    options = engine_options(bundle, threads)
     say("start-up")
     measure_load_s(bundle, options)  # the first one imports onnxruntime
     load_s = median(measure_load_s(bundle, options) for _ in range(rounds))
-    first_token_s = median(measure_first_token_s(bundle, threads) for _ in range(rounds))
+    first_token_s = median(measure_first_token_s(bundle, options) for _ in range(rounds))
     say("memory")
-    peak = measure_memory(bundle, options, threads)
+    peak = measure_memory(bundle, options)
     speeds = measure_speeds(bundle, options, rounds, say)
     return Figures(
         **asdict(speeds),
@@ -128,8 +131,10 @@ def measure(bundle: Path, threads: int | None, rounds: int) -> Figures:
     )
 
 
-def _run_command(bundle: Path, threads: int | None) -> list[str]:
+def _run_command(bundle: Path, options: EngineOptions) -> list[str]:
     command = [sys.executable, "-m", "edge_runtime", "run", str(bundle)]
+    command += ["--cache-type", options.cache_type]
+    threads = options.threads
     return command if threads is None else [*command, "--threads", str(threads)]
 
 
@@ -141,6 +146,7 @@ def _completion_tokens(out: str) -> int:
 def add_arguments(arguments: argparse.ArgumentParser) -> None:
     """What it takes besides MODEL, --quant, --threads and --json."""
     arguments.add_argument("--rounds", type=int, default=3, help="rounds to take medians of")
+    arguments.add_argument("--cache-type", choices=CACHE_TYPES, default="float32")
 
 
 def main() -> None:
@@ -159,11 +165,13 @@ def show(asked: argparse.Namespace) -> None:
     if asked.rounds < 1:
         raise UsageError(f"--rounds is {asked.rounds}")
     bundle = bundle_of(asked)
-    figures = measure(bundle, asked.threads, asked.rounds)
+    options = engine_options(bundle, asked.threads, asked.cache_type)
+    figures = measure(bundle, options, asked.rounds)
     manifest = read_manifest(bundle)
     facts = {
         "model": manifest.name,
         "recipe": manifest.quantization.recipe,
+        "cache_type": asked.cache_type,
         "threads": asked.threads,
         "rounds": asked.rounds,
         **asdict(this_machine()),

@@ -3,8 +3,9 @@
     python -m edge_tools.evaluate MODEL [--quant int8] [--tokens 10000] [--json]
 
 The truth is float32 compute of the weights that the GGUF file holds
-(:mod:`edge_tools.reference_llama`); the text is the Python language reference
-(:mod:`edge_tools.prose`), read in windows. Knows the engine only through its public names.
+(:mod:`edge_tools.reference_llama`) or, to see what `--cache-type` costs, the same bundle over a float32
+cache; the text is the Python language reference (:mod:`edge_tools.prose`), read in windows. Knows the
+engine only through its public names.
 """
 
 from __future__ import annotations
@@ -12,14 +13,15 @@ from __future__ import annotations
 import argparse
 import json
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict
+from contextlib import ExitStack
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
-from edge_runtime.bundle import read_manifest
+from edge_runtime.bundle import CACHE_TYPES, read_manifest
 from edge_runtime.engine.engine import Engine, EngineOptions
 from edge_runtime.errors import UsageError
 from edge_tools.command import bundle_of, parser, run, say, source_of
@@ -46,6 +48,25 @@ class Reference(Protocol):
 
     def head(self, hidden: F32) -> F32:
         """Logits (N, V) of states (N, hidden)."""
+
+
+class CacheReference:
+    """The same bundle over a float32 cache as the truth: what the type of the cache alone costs.
+
+    Args:
+        exact: the engine over that cache.
+    """
+
+    def __init__(self, exact: Scorer) -> None:
+        self._exact = exact
+
+    def hidden(self, token_ids: Sequence[int]) -> F32:
+        """The logits themselves, (S, V)."""
+        return np.concatenate(list(self._exact.score(token_ids)))
+
+    def head(self, hidden: F32) -> F32:
+        """As they are."""
+        return hidden
 
 
 def windows(token_ids: Sequence[int], size: int, begin: int | None) -> list[list[int]]:
@@ -93,6 +114,13 @@ def add_arguments(arguments: argparse.ArgumentParser) -> None:
     )
     arguments.add_argument("--tokens", type=int, default=10_000, help="most tokens of it to read")
     arguments.add_argument("--window", type=int, default=512, help="tokens read in one go")
+    arguments.add_argument("--cache-type", choices=CACHE_TYPES, default="float32")
+    arguments.add_argument(
+        "--against",
+        choices=("source", "float32-cache"),
+        default="source",
+        help="the truth: the source's weights, or the same bundle over a float32 cache",
+    )
 
 
 def main() -> None:
@@ -111,17 +139,24 @@ def show(asked: argparse.Namespace) -> None:
     if asked.tokens < 1 or asked.window < 2:
         raise UsageError(f"--tokens {asked.tokens} --window {asked.window}")
     prose = python_reference() if asked.text is None else prose_of(asked.text)
-    source = asked.source or source_of(asked.model)
+    against_cache = asked.against == "float32-cache"
+    source = None if against_cache else asked.source or source_of(asked.model)
     bundle = bundle_of(asked)
-    options = EngineOptions(context_length=asked.window, threads=asked.threads)
-    with Engine.load(bundle, options) as engine:
+    exact = EngineOptions(context_length=asked.window, threads=asked.threads)
+    options = replace(exact, cache_type=asked.cache_type)
+    with ExitStack() as opened:
+        engine = opened.enter_context(Engine.load(bundle, options))
         tokenizer = engine.manifest.tokenizer
         ids = engine.tokenizer.encode(prose.text)[: asked.tokens]
         if len(ids) < 2:
             raise UsageError(f"{prose.name} has {len(ids)} tokens: nothing follows anything")
         begin = tokenizer.bos_token_id if tokenizer.add_bos else None
-        say(f"reading {source} into float32")
-        reference = ReferenceLlama.open(source)
+        reference: Reference
+        if source is None:
+            reference = CacheReference(opened.enter_context(Engine.load(bundle, exact)))
+        else:
+            say(f"reading {source} into float32")
+            reference = ReferenceLlama.open(source)
         result = evaluate(engine, reference, windows(ids, asked.window, begin), say)
     _print(result, bundle, prose.name, prose.sha256, asked)
 
@@ -134,6 +169,8 @@ def _print(
         facts = {
             "model": manifest.name,
             "recipe": manifest.quantization.recipe,
+            "cache_type": asked.cache_type,
+            "against": asked.against,
             "text": text,
             "text_sha256": sha256,
             "window": asked.window,
@@ -141,10 +178,11 @@ def _print(
         }
         print(json.dumps({**asdict(result), **facts}, indent=2))
         return
-    print(f"{manifest.name} ({manifest.quantization.recipe}) on {result.tokens} tokens of {text}")
+    recipe = f"{manifest.quantization.recipe}, {asked.cache_type} cache, against {asked.against}"
+    print(f"{manifest.name} ({recipe}) on {result.tokens} tokens of {text}")
     print(f"KL a token         {result.kl:.5f} nats (99th percentile {result.kl_99:.4f})")
     print(f"same top token     {100 * result.top_1:.2f} %")
-    print(f"perplexity         {result.perplexity:.3f} (source {result.reference_perplexity:.3f})")
+    print(f"perplexity         {result.perplexity:.3f} (truth {result.reference_perplexity:.3f})")
 
 
 if __name__ == "__main__":
