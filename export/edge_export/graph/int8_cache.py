@@ -55,7 +55,7 @@ def int8_cache_graph(decoder: onnx.ModelProto, scales: Sequence[CacheScales]) ->
     assert len(attentions) == len(scales), f"{len(attentions)} attentions, {len(scales)} scales"
     kv_heads, head_size = scales[0].key.shape
     new: list[onnx.NodeProto] = _step_nodes()
-    remaining = iter(zip(attentions, scales, strict=True))
+    remaining = iter(zip(attentions, scales, rotary_dimensions(decoder), strict=True))
     for node in graph.node:
         if node.op_type != "GroupQueryAttention":
             new.append(node)
@@ -84,11 +84,12 @@ def _attributes(node: onnx.NodeProto) -> dict[str, Any]:
 
 
 class _Layer:
-    """One attention: the node to replace, and its scales."""
+    """One attention: the node to replace, its scales, and how many dimensions of a head rotate."""
 
-    def __init__(self, attention: onnx.NodeProto, scales: CacheScales) -> None:
+    def __init__(self, attention: onnx.NodeProto, scales: CacheScales, rotary: int) -> None:
         self._attention = attention
         self._scales = scales
+        self._rotary = rotary
         self._inputs = [*attention.input, *[""] * (_K_SCALE - len(attention.input))]
         self._attributes = _attributes(attention)
         self._heads: int = self._attributes["num_heads"]
@@ -202,10 +203,12 @@ class _Layer:
         return made
 
     def _rotary_attributes(self) -> dict[str, int]:
-        kv_heads, _ = self._scales.key.shape
+        kv_heads, head_size = self._scales.key.shape
+        part = {"rotary_embedding_dim": self._rotary} if self._rotary < head_size else {}
         return {
             "num_heads": self._heads + kv_heads,
             "interleaved": self._attributes.get("rotary_interleaved", 0),
+            **part,
         }
 
     def _subgraph(self, branch: str, nodes: list[onnx.NodeProto]) -> onnx.GraphProto:
