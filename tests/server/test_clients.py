@@ -179,22 +179,22 @@ def test_openais_async_client_streams_several_at_once(served: str) -> None:
 
 def test_ollamas_client_asks_streams_and_looks_around(served: str) -> None:
     ollama = pytest.importorskip("ollama")
-    client = ollama.Client(host=served)
-    options = {"temperature": 0, "num_predict": 7, "num_ctx": 8192}
-    whole = client.chat("smollm", QUESTION, options=options, keep_alive="5m")
-    assert "Paris" in whole.message.content and whole.eval_count == 7
-    pieces = list(client.chat("smollm:latest", QUESTION, options=options, stream=True))
-    assert "".join(p.message.content for p in pieces) == whole.message.content
-    assert pieces[-1].done and pieces[-1].total_duration > 0
-    text = client.generate("smollm", "The capital of France is", raw=True, options=options)
-    assert "Paris" in text.response
-    assert [m.model for m in client.list().models] == ["smollm:latest"]
-    assert client.show("smollm").modelinfo["llama.context_length"] > 0
-    assert client.ps().models[0].model == "smollm:latest"
-    with pytest.raises(ollama.ResponseError, match="gives no embeddings"):
-        client.embed("smollm", "x")
-    with pytest.raises(ollama.ResponseError, match="not found"):
-        client.chat("other", QUESTION)
+    with ollama.Client(host=served) as client:
+        options = {"temperature": 0, "num_predict": 7, "num_ctx": 8192}
+        whole = client.chat("smollm", QUESTION, options=options, keep_alive="5m")
+        assert "Paris" in whole.message.content and whole.eval_count == 7
+        pieces = list(client.chat("smollm:latest", QUESTION, options=options, stream=True))
+        assert "".join(p.message.content for p in pieces) == whole.message.content
+        assert pieces[-1].done and pieces[-1].total_duration > 0
+        text = client.generate("smollm", "The capital of France is", raw=True, options=options)
+        assert "Paris" in text.response
+        assert [m.model for m in client.list().models] == ["smollm:latest"]
+        assert client.show("smollm").modelinfo["llama.context_length"] > 0
+        assert client.ps().models[0].model == "smollm:latest"
+        with pytest.raises(ollama.ResponseError, match="gives no embeddings"):
+            client.embed("smollm", "x")
+        with pytest.raises(ollama.ResponseError, match="not found"):
+            client.chat("other", QUESTION)
 
 
 def test_home_assistants_conversation_is_answered(served: str) -> None:
@@ -202,18 +202,21 @@ def test_home_assistants_conversation_is_answered(served: str) -> None:
     ollama = pytest.importorskip("ollama")
 
     async def converse() -> str:
-        client = ollama.AsyncClient(host=served)
-        found = await client.list()
-        model = found["models"][0]["model"]
-        system = {"role": "system", "content": "You are a voice assistant. Answer in one sentence."}
-        said = ""
-        for history in ([system, *QUESTION], [system, *QUESTION]):
-            stream = await client.chat(
-                model=model, messages=history, tools=None, stream=True, keep_alive="-1s",
-                options={"num_ctx": 8192, "temperature": 0, "num_predict": 16}, think=False,
-            )  # fmt: skip
-            said = "".join([part["message"]["content"] or "" async for part in stream])
-        return said
+        async with ollama.AsyncClient(host=served) as client:
+            found = await client.list()
+            model = found["models"][0]["model"]
+            system = {
+                "role": "system",
+                "content": "You are a voice assistant. Answer in one sentence.",
+            }
+            said = ""
+            for history in ([system, *QUESTION], [system, *QUESTION]):
+                stream = await client.chat(
+                    model=model, messages=history, tools=None, stream=True, keep_alive="-1s",
+                    options={"num_ctx": 8192, "temperature": 0, "num_predict": 16}, think=False,
+                )  # fmt: skip
+                said = "".join([part["message"]["content"] or "" async for part in stream])
+            return said
 
     assert asyncio.run(converse())
 

@@ -77,7 +77,10 @@ def linear(
         plain = op.FusedMatMul(x, weights.values, transB=1)
         return plain if bias is None else op.Add(plain, op.weight("bias", bias))
     if weights.mean_columns:
-        means = op.AveragePool(x, kernel_shape=[MEAN_OF], strides=[MEAN_OF])
+        # Not AveragePool, which refuses a step in which no position's logits are wanted.
+        groups = np.array([0, 0, weights.mean_columns, MEAN_OF], np.int64)
+        last = op.constant("last_axis", np.array([-1], np.int64))
+        means = op.ReduceMean(op.Reshape(x, op.constant("groups", groups)), last, keepdims=0)
         x = op.Concat(x, means, axis=-1)
     inputs = [x, weights.values, weights.scales, weights.zero_points]
     if bias is not None:
