@@ -120,7 +120,7 @@ def plot(comparison: Mapping[str, Any], destination: Path) -> None:
     columns = 3
     height = -(-len(rows) // columns)
     figure, axes = pyplot.subplots(
-        height, columns, figsize=(14, 0.9 + height * (0.7 + 0.28 * len(labels))), squeeze=False
+        height, columns, figsize=(14, 0.9 + height * (0.9 + 0.28 * len(labels))), squeeze=False
     )
     for axis, (name, title, decimals) in zip(axes.flat, rows, strict=False):
         values = [result["figures"].get(name) for result in results]
@@ -128,7 +128,8 @@ def plot(comparison: Mapping[str, Any], destination: Path) -> None:
         texts = ["no figure" if v is None else f"{v:,.{decimals}f}" for v in values]
         axis.bar_label(bars, texts, padding=3, fontsize=8)
         smaller = name in SMALLER_IS_BETTER or name == "kl"
-        axis.set_title(f"{title} ({'less' if smaller else 'more'} is better)", fontsize=9)
+        better = "less is better" if smaller else "more is better"
+        axis.set_title(f"{title}\n({better})", fontsize=9, loc="left")
         axis.set_yticks(range(len(labels)), labels, fontsize=8)
         axis.invert_yaxis()
         axis.margins(x=0.18)
