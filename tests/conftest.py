@@ -34,7 +34,7 @@ def real_bundle(real_source: Path, tmp_path_factory: pytest.TempPathFactory) -> 
     """
     if ready := os.environ.get("EDGE_RUNTIME_TEST_BUNDLE"):
         return Path(ready)
-    from edge_export.pipeline import export_gguf
+    from edge_export.pipeline import export_model
 
     folder = tmp_path_factory.mktemp("real") / "bundle"
-    return export_gguf(real_source, folder).bundle_path
+    return export_model(real_source, folder).bundle_path

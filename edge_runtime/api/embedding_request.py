@@ -35,12 +35,12 @@ class EmbeddingRequest:
     truncate: bool = False
 
 
-def read_openai_embedding_request(body: Mapping[str, Any], width: int) -> EmbeddingRequest:
+def read_openai_embedding_request(body: Mapping[str, Any], width: int | None) -> EmbeddingRequest:
     """A request of ``/v1/embeddings``.
 
     Args:
         body: the request's object.
-        width: numbers of the model's vectors.
+        width: numbers of the model's vectors; only read where ``dimensions`` is given.
 
     Raises:
         RequestRefusedError: a field cannot be honoured.

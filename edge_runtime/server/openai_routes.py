@@ -60,7 +60,9 @@ def openai_router(context: ServerContext) -> APIRouter:
         """Embed texts."""
         body = await read_object(request, context.settings)
         served = context.find_embedder(required(body, "model", str))
-        width = await context.embedders.width(served)
+        # Asking for the width takes a turn of its own, so only those who name one wait for it.
+        named = body.get("dimensions") is not None
+        width = await context.embedders.width(served) if named else None
         asked = read_openai_embedding_request(body, width)
         made = await context.embedders.embed(served, asked.texts, truncate=asked.truncate)
         return json_reply(openai_embeddings(made, served.name, asked))

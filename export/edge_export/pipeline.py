@@ -210,9 +210,6 @@ def export_model(
     return ExportReport(destination, manifest, time.monotonic() - started_s)
 
 
-export_gguf = export_model  # its name from when GGUF was the only source
-
-
 def _export_encoder(
     model: SourceModel,
     source: Path,

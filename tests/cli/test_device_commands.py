@@ -27,12 +27,12 @@ def empty_store(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
 def bundle(tmp_path_factory: pytest.TempPathFactory) -> Path:
     for name in ("onnxruntime", "gguf", "onnx"):
         pytest.importorskip(name)
-    from edge_export.pipeline import export_gguf
+    from edge_export.pipeline import export_model
     from support.tiny_gguf import write_tiny_gguf
 
     folder = tmp_path_factory.mktemp("device")
     write_tiny_gguf(folder / "tiny.gguf", kind="Q8_0")
-    return export_gguf(folder / "tiny.gguf", folder / "bundle").bundle_path
+    return export_model(folder / "tiny.gguf", folder / "bundle").bundle_path
 
 
 def arguments(provider: str | None = None, target: str | None = None) -> Namespace:

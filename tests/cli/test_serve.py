@@ -30,7 +30,8 @@ def started(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
     def serve(context: Any, listening: socket.socket, *, over_network: bool) -> None:
         listening.close()
         found.append({
-            "pool": context.pool, "settings": context.settings, "over_network": over_network
+            "pool": context.pool, "settings": context.settings, "over_network": over_network,
+            "embedders": context.embedders,
         })  # fmt: skip
 
     monkeypatch.setattr("edge_runtime.server.serving.serve", serve)
@@ -46,6 +47,17 @@ def settings(started: list[dict[str, Any]]) -> ServerSettings:
 def pool(started: list[dict[str, Any]]) -> ModelPool:
     found: ModelPool = started[0]["pool"]
     return found
+
+
+def test_embedding_models_are_served_beside_and_share_no_name(
+    started: Any, capsys: pytest.CaptureFixture[str]
+) -> None:
+    asked = ["serve", "writer", "--port", "0", "--embedding-model"]
+    assert main([*asked, "vectors=some/folder"]) == 0
+    (one,) = started[0]["embedders"].served
+    assert (one.name, one.reference) == ("vectors", "some/folder")
+    assert main([*asked, "writer"]) == 2
+    assert "two models would be called writer" in capsys.readouterr().err
 
 
 def test_models_are_called_as_named_and_paths_do_not_show(started: Any, tmp_path: Path) -> None:

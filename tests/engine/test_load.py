@@ -45,12 +45,12 @@ Change = Callable[[dict[str, Any]], None]
 def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
     for name in ("onnxruntime", "gguf", "onnx"):
         pytest.importorskip(name)
-    from edge_export.pipeline import export_gguf
+    from edge_export.pipeline import export_model
     from support.tiny_gguf import write_tiny_gguf
 
     folder = tmp_path_factory.mktemp("load")
     write_tiny_gguf(folder / "tiny.gguf", kind="Q8_0")
-    return export_gguf(folder / "tiny.gguf", folder / "bundle").bundle_path
+    return export_model(folder / "tiny.gguf", folder / "bundle").bundle_path
 
 
 @pytest.fixture

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 from edge_export.architectures.registry import read_spec
-from edge_export.pipeline import ExportOptions, ExportProgress, export_gguf
+from edge_export.pipeline import ExportOptions, ExportProgress, export_model
 from edge_export.quantize.calibration import Calibration, Moments
 from edge_export.quantize.calibration_text import calibration_text, calibration_windows
 from edge_export.quantize.recipes import quantize_tensor
@@ -141,7 +141,7 @@ def test_an_export_to_4_bits_says_how_it_was_made_and_is_the_same_each_time(tmp_
         stages.append(step.stage)
 
     for name in ("a", "b"):
-        export_gguf(source, tmp_path / name, ExportOptions(quant="int4"), progress)
+        export_model(source, tmp_path / name, ExportOptions(quant="int4"), progress)
     first, second = (read_manifest(tmp_path / name) for name in ("a", "b"))
     assert first.quantization.method == "gptq, block 64"
     assert first.files["decoder.weights"] == second.files["decoder.weights"]
@@ -155,7 +155,7 @@ def test_an_export_may_go_without_calibration(tmp_path):
     source = tmp_path / "tiny.gguf"
     write_tiny_gguf(source, kind="Q4_1")
     options = ExportOptions(quant="int4", calibrate=False)
-    manifest = export_gguf(source, tmp_path / "bundle", options).manifest
+    manifest = export_model(source, tmp_path / "bundle", options).manifest
     assert manifest.quantization.method is None
     by_name = {g.name: g.stored_as for g in manifest.quantization.groups}
     assert by_name["gate"] == "4-bit block 32 with zero points"

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import onnx
 import pytest
-from edge_export.pipeline import GRAPH_NAME, ExportOptions, export_gguf
+from edge_export.pipeline import GRAPH_NAME, ExportOptions, export_model
 from edge_tools.reference_llama import ReferenceLlama
 from numpy.typing import NDArray
 from support.tiny_gguf import write_tiny_gguf
@@ -32,7 +32,7 @@ class Graph:
     """An exported graph with float compute, over two slots."""
 
     def __init__(self, source: Path, folder: Path) -> None:
-        manifest = export_gguf(source, folder, ExportOptions()).manifest
+        manifest = export_model(source, folder, ExportOptions()).manifest
         exact = folder / "float_compute.onnx"
         model = onnx.load(str(folder / GRAPH_NAME), load_external_data=False)
         for node in model.graph.node:
@@ -161,5 +161,5 @@ def test_a_norm_that_is_not_a_number_is_refused(name: str, tmp_path: Path) -> No
     damaged[3] = np.nan
     source.write_bytes(data.replace(norm.tobytes(), damaged.tobytes()))
     with pytest.raises(SourceFormatError, match="not a number"):
-        export_gguf(source, tmp_path / "bundle")
+        export_model(source, tmp_path / "bundle")
     assert not (tmp_path / "bundle").exists()

@@ -12,7 +12,7 @@ import onnx
 import onnxruntime as ort
 import pytest
 from edge_export.genai import GENAI_CONFIG_NAME, GENAI_GRAPH_NAME, genai_graph
-from edge_export.pipeline import export_gguf
+from edge_export.pipeline import export_model
 from support.tiny_gguf import write_tiny_gguf
 
 from edge_runtime.bundle import read_manifest
@@ -26,7 +26,7 @@ def bundle(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("genai")
     source = folder / "tiny.gguf"
     write_tiny_gguf(source)
-    return export_gguf(source, folder / "bundle").bundle_path
+    return export_model(source, folder / "bundle").bundle_path
 
 
 def _last_logits(bundle: Path, prompt: Sequence[int]) -> np.ndarray[Any, Any]:

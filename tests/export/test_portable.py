@@ -13,7 +13,7 @@ import onnx
 import onnxruntime
 import pytest
 from edge_export.graph.portable import PortableForm, load_fused, portable_decoder
-from edge_export.pipeline import ExportOptions, export_gguf
+from edge_export.pipeline import ExportOptions, export_model
 from edge_export.portable_graphs import PortableRequest
 from edge_export.write import WeightsFile
 from support.tiny_gguf import write_tiny_gguf
@@ -44,7 +44,7 @@ def bundle(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
     folder = tmp_path_factory.mktemp("portable")
     write_tiny_gguf(folder / "tiny.gguf", kind="Q8_0")
     options = ExportOptions(quant=request.param, calibrate=False, portable=REQUESTS)
-    return export_gguf(folder / "tiny.gguf", folder / "bundle", options).bundle_path
+    return export_model(folder / "tiny.gguf", folder / "bundle", options).bundle_path
 
 
 def graphs_for(manifest: Manifest, provider: str) -> list[GraphEntry]:

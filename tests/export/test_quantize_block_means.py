@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import onnx
 import pytest
-from edge_export.pipeline import ExportOptions, export_gguf
+from edge_export.pipeline import ExportOptions, export_model
 from edge_export.portable_graphs import PortableRequest
 from edge_export.quantize.block_means import carry_with_means
 from edge_export.quantize.blocks import concatenate
@@ -83,7 +83,7 @@ def _scores(bundle: Path) -> F32:
 def test_a_model_in_4_bits_is_as_near_to_its_source_as_in_8(source: Path, tmp_path: Path):
     scores = {
         recipe: _scores(
-            export_gguf(source, tmp_path / recipe, ExportOptions(quant=recipe)).bundle_path
+            export_model(source, tmp_path / recipe, ExportOptions(quant=recipe)).bundle_path
         )
         for recipe in ("f32", "int8", "int4-exact")
     }
@@ -92,7 +92,7 @@ def test_a_model_in_4_bits_is_as_near_to_its_source_as_in_8(source: Path, tmp_pa
 
 
 def test_the_graph_holds_4_bit_products_with_their_further_inputs(source: Path, tmp_path: Path):
-    made = export_gguf(source, tmp_path / "bundle", ExportOptions(quant="int4-exact"))
+    made = export_model(source, tmp_path / "bundle", ExportOptions(quant="int4-exact"))
     model = onnx.load(str(made.bundle_path / "decoder.onnx"), load_external_data=False)
     products = [node for node in model.graph.node if node.op_type == "MatMulNBits"]
     bits = [next(a.i for a in node.attribute if a.name == "bits") for node in products]
@@ -105,7 +105,7 @@ def test_the_graph_holds_4_bit_products_with_their_further_inputs(source: Path, 
 def test_a_prompt_of_several_chunks_is_read(source: Path, tmp_path: Path):
     # Of all chunks but the last no logits are wanted: the last layer then has no rows.
     options = ExportOptions(quant="int4-exact")
-    bundle = export_gguf(source, tmp_path / "bundle", options).bundle_path
+    bundle = export_model(source, tmp_path / "bundle", options).bundle_path
     with Engine.load(bundle, EngineOptions(chunk_size=4)) as engine:
         params = engine.default_params(temperature=0.0, max_tokens=3, ignore_eos=True)
         assert len(list(engine.generate_tokens([5, 9, 7, 6, 11, 8] * 2, params))) == 3
@@ -116,7 +116,7 @@ def test_other_dialects_refuse_it(source: Path, tmp_path: Path):
         quant="int4-exact", portable=(PortableRequest(("TensorrtExecutionProvider",)),)
     )
     with pytest.raises(UsageError, match="no portable form"):
-        export_gguf(source, tmp_path / "bundle", options)
+        export_model(source, tmp_path / "bundle", options)
 
 
 @pytest.mark.model

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from edge_tools.agreement import Agreement, Parting, equal_tokens, until_end
 from edge_tools.comparison_report import BEGIN, END, cells, plot, write_readme
-from edge_tools.contest import medians_of, times_better
+from edge_tools.contest import medians_of
 from edge_tools.peers.peer import EDGE, LlamaCpp, Peer, PeerError
 from edge_tools.peers.requantize import KINDS, requantize
 from gguf import GGUFReader
@@ -33,13 +33,6 @@ COMPARISON = {
         },
     ],
 }
-
-
-def test_better_means_more_of_a_speed_and_less_of_a_size_or_a_time():
-    assert times_better("decode_0", 200.0, 100.0) == 2.0
-    assert times_better("peak_rss_mb", 100.0, 200.0) == 2.0
-    assert times_better("ttft_ms", 30.0, 10.0) == pytest.approx(1 / 3)
-    assert times_better("kl", None, 1.0) is None
 
 
 def test_a_figure_that_one_round_lacks_has_no_median():

@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 
 import pytest
-from edge_export.pipeline import ExportOptions, export_gguf
+from edge_export.pipeline import ExportOptions, export_model
 from edge_export.portable_graphs import PortableRequest
 from edge_tools.gpu_check import Answer, main, ready_providers
 from support.tiny_gguf import write_tiny_gguf
@@ -17,7 +17,7 @@ def bundle(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("check")
     write_tiny_gguf(folder / "tiny.gguf", kind="Q8_0")
     options = ExportOptions(portable=(PortableRequest(("CUDAExecutionProvider",)),))
-    return export_gguf(folder / "tiny.gguf", folder / "bundle", options).bundle_path
+    return export_model(folder / "tiny.gguf", folder / "bundle", options).bundle_path
 
 
 def test_the_cpu_agrees_with_itself(bundle: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -149,13 +149,6 @@ def medians_of(rounds: Sequence[Figures]) -> Figures:
     return {name: of(name) for name in rounds[0]}
 
 
-def times_better(name: str, ours: float | None, theirs: float | None) -> float | None:
-    """How many times better ours is than theirs; above 1 we win."""
-    if ours is None or theirs is None or not ours or not theirs:
-        return None
-    return theirs / ours if name in SMALLER_IS_BETTER else ours / theirs
-
-
 def _time(peer: Peer, prompt_ids: Sequence[int], count: int) -> Timed:
     generated = peer.generate(prompt_ids, count)
     return Timed(generated.first_s, generated.rest_s)
